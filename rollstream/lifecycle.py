@@ -1,0 +1,215 @@
+"""The shell around every service: signals, health, logs, telemetry, exit status.
+
+A service is a class with ``run()``; this module turns it into a process. What it waits for: ``run()`` to return, or a
+signal. The first SIGTERM or SIGINT sets ``context.stopping`` and gives the service ``drain_s`` to finish what it holds;
+the second, or the end of that time, cancels it. Exit status: 0 drained or done, 2 ``ConfigError``, 1 anything else.
+
+Health is HTTP on ``health_port``: ``/livez`` (the loop turns), ``/readyz`` (the service says so), ``/stats`` (its
+numbers as JSON, for the live view) and ``/metrics`` (the same for Prometheus). The port that was taken is written to
+``<run.dir>/services/<name>.json`` together with the pid.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
+
+import structlog
+from aiohttp import web
+
+from rollstream import logs, telemetry
+from rollstream.config import Config, load
+from rollstream.config.model import ServiceConfig
+from rollstream.errors import ConfigError, RollstreamError
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True, kw_only=True)
+class ServiceContext:
+    """What a service is given: the configuration and the wish to stop."""
+
+    config: Config
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def stopped_within(self, seconds: float) -> bool:
+        """Wait up to ``seconds`` for the wish to stop; True when it came. A sleep that a drain can end."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.stopping.wait(), seconds)
+        return self.stopping.is_set()
+
+
+class Service(ABC):
+    """One stage of the pipeline as a process.
+
+    ``name`` is also the package and the section of the configuration. ``run`` returns when the service has drained
+    after ``context.stopping``, or when its work is over (``trainer`` after its last stage).
+    """
+
+    name: ClassVar[str]
+
+    def __init__(self, context: ServiceContext) -> None:
+        self.context = context
+        self.config = context.config
+
+    @abstractmethod
+    async def run(self) -> None:
+        """Do the work until it is over or ``context.stopping`` is set; then drain and return."""
+
+    def ready(self) -> bool:
+        """Whether the service takes work now."""
+        return True
+
+    def stats(self) -> Mapping[str, float]:
+        """Numbers for the live view and Prometheus; names end in their unit (``lag_records``)."""
+        return {}
+
+
+def main(service: type[Service], argv: list[str] | None = None) -> int:
+    """Entry point of ``python -m <service>.main``. Returns the exit status."""
+    parser = argparse.ArgumentParser(prog=f"python -m {service.name}.main", description=service.__doc__)
+    parser.add_argument("--config", "-c", action="append", default=[], metavar="FILE.toml")
+    parser.add_argument("--set", "-s", action="append", default=[], metavar="KEY=VALUE")
+    arguments = parser.parse_args(argv)
+    try:
+        return asyncio.run(serve(service, load(arguments.config, overrides=arguments.set)))
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return ConfigError.exit_status
+    except KeyboardInterrupt:
+        return 130
+
+
+async def serve(service_class: type[Service], config: Config) -> int:
+    """Run one service in this process until it ends or is told to stop. Returns the exit status."""
+    logs.configure(config.log, service=service_class.name)
+    telemetry.configure(config, service=service_class.name)
+    context = ServiceContext(config=config)
+    service = service_class(context)
+    settings = getattr(config, service_class.name, ServiceConfig())
+    async with _health(service, settings):
+        task = asyncio.create_task(service.run(), name=service_class.name)
+        _install_signals(context, task)
+        try:
+            await _finish(task, context, drain_s=settings.drain_s)
+        except asyncio.CancelledError:
+            log.warning("aborted", service=service_class.name)
+            return 1
+        except ConfigError as error:
+            log.error("configuration", error=str(error))
+            print(f"error: {error}", file=sys.stderr)
+            return ConfigError.exit_status
+        except RollstreamError as error:
+            log.error("failed", error=str(error), code=error.code)
+            return 1
+        except Exception:
+            log.exception("crashed", service=service_class.name)
+            return 1
+        finally:
+            telemetry.shutdown()
+    log.info("stopped", service=service_class.name)
+    return 0
+
+
+async def _finish(task: asyncio.Task[None], context: ServiceContext, *, drain_s: float) -> None:
+    """Wait for the task; once stopping, for at most ``drain_s`` more, then cancel it."""
+    stopping = asyncio.create_task(context.stopping.wait(), name="stopping")
+    try:
+        await asyncio.wait({task, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            await asyncio.wait({task}, timeout=drain_s)
+        if not task.done():
+            log.warning("drain deadline passed, aborting", drain_s=drain_s)
+            task.cancel()
+        await task
+    finally:
+        stopping.cancel()
+
+
+def _install_signals(context: ServiceContext, task: asyncio.Task[None]) -> None:
+    def on_signal() -> None:
+        if context.stopping.is_set():
+            task.cancel()
+        context.stopping.set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+
+
+@contextlib.asynccontextmanager
+async def _health(service: Service, settings: ServiceConfig):  # type: ignore[no-untyped-def]
+    app = web.Application()
+    app.add_routes(
+        [
+            web.get("/livez", lambda _: _text("ok\n")),
+            web.get("/readyz", lambda _: _ready(service)),
+            web.get("/stats", lambda _: _json(_stats(service))),
+            web.get("/metrics", lambda _: _text(_prometheus(service))),
+        ]
+    )
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    site = web.TCPSite(runner, settings.host, settings.health_port)
+    try:
+        await site.start()
+    except OSError as error:
+        await runner.cleanup()
+        raise ConfigError(
+            f"{service.name}: health port {settings.health_port} on {settings.host} cannot be taken: {error}",
+            hint=f"set {service.name}.health_port=0 for a free one",
+        ) from error
+    port = runner.addresses[0][1]
+    path = announce(service.config.run.dir, service.name, port=port)
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        await runner.cleanup()
+
+
+def announce(run_dir: Path, name: str, *, port: int) -> Path:
+    """Write where ``name`` is to be found; the supervisor and the live view read it. Returns the file."""
+    folder = run_dir / "services"
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.json"
+    temporary = path.with_suffix(f".{os.getpid()}.tmp")
+    temporary.write_text(json.dumps({"name": name, "pid": os.getpid(), "port": port, "at": time.time()}))
+    temporary.replace(path)
+    return path
+
+
+async def _text(body: str) -> web.Response:
+    return web.Response(text=body)
+
+
+async def _json(body: object) -> web.Response:
+    return web.json_response(body)
+
+
+async def _ready(service: Service) -> web.Response:
+    ready = service.ready()
+    return web.Response(text="ready\n" if ready else "not ready\n", status=200 if ready else 503)
+
+
+def _stats(service: Service) -> dict[str, float]:
+    return {"ready": float(service.ready()), **{k: float(v) for k, v in service.stats().items()}}
+
+
+def _prometheus(service: Service) -> str:
+    lines = []
+    for name, value in sorted(_stats(service).items()):
+        metric = f"rollstream_{service.name}_{name}"
+        lines += [f"# TYPE {metric} gauge", f"{metric} {value}"]
+    return "\n".join(lines) + "\n"
