@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import structlog
+import uvloop
 from aiohttp import web
 
 from rollstream import logs, telemetry
@@ -83,7 +84,9 @@ def main(service: type[Service], argv: list[str] | None = None) -> int:
     parser.add_argument("--set", "-s", action="append", default=[], metavar="KEY=VALUE")
     arguments = parser.parse_args(argv)
     try:
-        return asyncio.run(serve(service, load(arguments.config, overrides=arguments.set)))
+        config = load(arguments.config, overrides=arguments.set)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(serve(service, config))
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return ConfigError.exit_status
@@ -97,7 +100,8 @@ async def serve(service_class: type[Service], config: Config) -> int:
     telemetry.configure(config, service=service_class.name)
     context = ServiceContext(config=config)
     service = service_class(context)
-    settings = getattr(config, service_class.name, ServiceConfig())
+    section = getattr(config, service_class.name, None)
+    settings = section if isinstance(section, ServiceConfig) else ServiceConfig()
     async with _health(service, settings):
         task = asyncio.create_task(service.run(), name=service_class.name)
         _install_signals(context, task)

@@ -379,6 +379,7 @@ class Config(Section):
     producers: ProducersConfig = ProducersConfig()
     rollouts: RolloutsConfig = RolloutsConfig()
     sandboxes: SandboxesConfig = SandboxesConfig()
+    sink: ServiceConfig = ServiceConfig()
     processors: ProcessorsConfig = ProcessorsConfig()
     trainer: TrainerConfig = TrainerConfig()
     evaluation: EvaluationConfig = EvaluationConfig()

@@ -1,0 +1,51 @@
+"""``python -m rollstream.supervisor``: the supervisor without a view, as ``rollstream up`` starts it."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+import sys
+
+from rollstream import logs
+from rollstream.config import Config, load
+from rollstream.errors import RollstreamError
+from rollstream.lifecycle import announce
+from rollstream.supervisor.supervisor import Supervisor
+
+
+async def _serve(config: Config) -> int:
+    stopping = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    supervisor = Supervisor(config, config.supervisor.services)
+    try:
+        await supervisor.start()
+        await supervisor.ready()
+        # The file says that all is up; its port is the store's, where clients begin.
+        ready = announce(config.run.dir, "supervisor", port=config.store.port)
+        try:
+            while not stopping.is_set():
+                supervisor.check()
+                await asyncio.wait({asyncio.ensure_future(stopping.wait())}, timeout=1.0)
+        finally:
+            ready.unlink(missing_ok=True)
+    finally:
+        await supervisor.close()
+    return 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m rollstream.supervisor", description=__doc__)
+    parser.add_argument("--config", required=True, metavar="FILE.toml")
+    config = load([parser.parse_args().config])
+    logs.configure(config.log, service="supervisor")
+    try:
+        return asyncio.run(_serve(config))
+    except RollstreamError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return getattr(error, "exit_status", 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
