@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import MutableMapping
-from typing import Any
+from typing import IO, Any
 
 import structlog
 from opentelemetry import trace
@@ -13,8 +13,8 @@ from opentelemetry import trace
 from rollstream.config.model import LogConfig
 
 
-def configure(config: LogConfig, *, service: str) -> None:
-    """Send all logs of this process, those of libraries too, to standard error in the configured form."""
+def configure(config: LogConfig, *, service: str, stream: IO[str] | None = None) -> None:
+    """Send all logs of this process, those of libraries too, to ``stream`` (standard error) in the configured form."""
     level = logging.getLevelNamesMapping()[config.level.upper()]
     shared: list[Any] = [
         structlog.contextvars.merge_contextvars,
@@ -29,7 +29,7 @@ def configure(config: LogConfig, *, service: str) -> None:
         if config.format == "json"
         else [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
     )
-    handler = logging.StreamHandler(sys.stderr)
+    handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=shared,

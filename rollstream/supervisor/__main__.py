@@ -10,14 +10,14 @@ import sys
 from rollstream import logs
 from rollstream.config import Config, load
 from rollstream.errors import RollstreamError
-from rollstream.lifecycle import announce
+from rollstream.lifecycle import ServiceContext, announce
 from rollstream.supervisor.supervisor import Supervisor
 
 
 async def _serve(config: Config) -> int:
-    stopping = asyncio.Event()
+    context = ServiceContext(config=config)
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+        asyncio.get_running_loop().add_signal_handler(number, context.stopping.set)
     supervisor = Supervisor(config, config.supervisor.services)
     try:
         await supervisor.start()
@@ -25,9 +25,8 @@ async def _serve(config: Config) -> int:
         # The file says that all is up; its port is the store's, where clients begin.
         ready = announce(config.run.dir, "supervisor", port=config.store.port)
         try:
-            while not stopping.is_set():
+            while not await context.stopped_within(1.0):
                 supervisor.check()
-                await asyncio.wait({asyncio.ensure_future(stopping.wait())}, timeout=1.0)
         finally:
             ready.unlink(missing_ok=True)
     finally:
