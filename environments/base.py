@@ -1,13 +1,16 @@
-"""The environment contract: where tasks come from, what the tools do, and how the result is verified.
+"""The environment contract: where tasks come from, what the tools do, and how the result is
+verified.
 
-An environment is one file with one class, registered by the entry-point group ``rollstream.environments``. The platform
-calls it from three places and keeps nothing in it between calls: producers ask for tasks, rollout workers run tools and
-verification, the trainer asks for demonstrations. A task is a function of (seed, split, index), so that any process can
-make the same task again.
+An environment is one file with one class, registered by the entry-point group
+``rollstream.environments``. The platform calls it from three places and keeps nothing in it between
+calls: producers ask for tasks, rollout workers run tools and verification, the trainer asks for
+demonstrations. A task is a function of (seed, split, index), so that any process can make the same
+task again.
 
-Failure: what the policy did wrong is an outcome (``ToolOutcome.status``, an evidence value); what the environment or the
-sandbox did wrong is ``Evidence.validity = INVALID`` or an exception (``InfraError`` is retried on a fresh sandbox, any
-other is recorded as an ``EpisodeError`` on that trajectory alone).
+Failure: what the policy did wrong is an outcome (``ToolOutcome.status``, an evidence value); what
+the environment or the sandbox did wrong is ``Evidence.validity = INVALID`` or an exception
+(``InfraError`` is retried on a fresh sandbox, any other is recorded as an ``EpisodeError`` on that
+trajectory alone).
 """
 
 from __future__ import annotations
@@ -24,7 +27,8 @@ from rollstream.v1 import events_pb2
 class TaskSpec:
     """One task as the environment knows it; the producer turns it into a ``Task`` event.
 
-    ``verifier`` is private to the environment (expected answer, hidden tests) and is never shown to the policy.
+    ``verifier`` is private to the environment (expected answer, hidden tests) and is never shown to
+    the policy.
     """
 
     prompt: tuple[events_pb2.Message, ...]
@@ -48,8 +52,8 @@ class ExecResult:
 class SandboxSession(Protocol):
     """A live sandbox session, as tools and verifiers use it.
 
-    Every method raises ``SandboxLostError`` when the session is gone and ``InfraError`` when the executor cannot be
-    reached; a failing command or a timeout is a result.
+    Every method raises ``SandboxLostError`` when the session is gone and ``InfraError`` when the
+    executor cannot be reached; a failing command or a timeout is a result.
     """
 
     @property
@@ -67,7 +71,9 @@ class SandboxSession(Protocol):
         """Run a command to its end; its whole process tree is gone when this returns."""
 
     async def run_python(self, code: str, *, timeout_s: float = 10.0) -> ExecResult:
-        """Run a script in a fork of the session's warm interpreter: a fresh ``__main__`` each time, same file system."""
+        """Run a script in a fork of the session's warm interpreter: a fresh ``__main__`` each time,
+        same file system.
+        """
 
     async def put_files(self, files: Mapping[str, bytes]) -> None:
         """Write files, relative to the work folder; parents are made."""
@@ -88,7 +94,8 @@ class ToolOutcome:
 
 
 class Environment(ABC):
-    """A domain: tasks, tools, verifier. Subclasses take their options as keyword arguments of ``__init__``.
+    """A domain: tasks, tools, verifier. Subclasses take their options as keyword arguments of
+    ``__init__``.
 
     Wrong options raise ``ConfigError`` with the option's name and value.
     """
@@ -96,11 +103,12 @@ class Environment(ABC):
     @property
     @abstractmethod
     def source(self) -> str:
-        """Names the data: with index and epoch it identifies a task. Changes when the data change."""
+        """Names the data: with index and epoch it identifies a task; changes when the data do."""
 
     @abstractmethod
     def tasks(self, *, seed: int, split: str, start: int = 0) -> Iterator[TaskSpec]:
-        """Tasks ``start``, ``start + 1``, ... of a split ("train" or "held-out"); ends when the data do.
+        """Tasks ``start``, ``start + 1``, ... of a split ("train" or "held-out"); ends when the
+        data do.
 
         The splits are disjoint. The same arguments give the same tasks in any process.
         """
@@ -118,7 +126,10 @@ class Environment(ABC):
     async def call_tool(
         self, session: SandboxSession | None, call: events_pb2.ToolCall, *, timeout_s: float
     ) -> ToolOutcome:
-        """Run one tool call. Not called for tools that are not offered or arguments that are not a JSON object."""
+        """Run one tool call.
+
+        Not called for tools that are not offered or arguments that are not a JSON object.
+        """
         return ToolOutcome(
             content=f"error: unknown tool {call.name!r}", status=events_pb2.TOOL_STATUS_INVALID
         )
@@ -132,7 +143,8 @@ class Environment(ABC):
     ) -> events_pb2.Evidence:
         """Evidence about a finished rollout; ``verifier`` is the task's ``TaskSpec.verifier``.
 
-        Values are finite. Reward components refer to items by name; "correct" (0 to 1) is the customary one.
+        Values are finite. Reward components refer to items by name; "correct" (0 to 1) is the
+        customary one.
         """
 
     def demonstrations(self, *, seed: int) -> Iterator[tuple[events_pb2.Message, ...]]:
@@ -142,7 +154,9 @@ class Environment(ABC):
         raise ConfigError(f"environment {type(self).__name__} has no demonstrations to warm up on")
 
     def tokenizer(self) -> Mapping[str, bytes] | None:
-        """Files (tokenizer.json, tokenizer_config.json with a chat template) for a fresh tiny model, or None."""
+        """Files (tokenizer.json, tokenizer_config.json with a chat template) for a fresh tiny
+        model, or None.
+        """
         return None
 
     async def __aenter__(self) -> Self:

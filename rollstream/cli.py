@@ -1,10 +1,14 @@
-"""The ``rollstream`` command. Stages add their own commands by the entry-point group ``rollstream.commands``."""
+"""The ``rollstream`` command.
+
+Stages add their own commands by the entry-point group ``rollstream.commands``.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import sys
+from collections.abc import Callable
 from importlib.metadata import entry_points, version
 from pathlib import Path
 from typing import Annotated
@@ -30,7 +34,9 @@ ConfigFiles = Annotated[
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", "-s", metavar="KEY=VALUE", help="Dotted override.")
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved configuration and exit.")]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Print the resolved configuration and exit.")
+]
 
 
 @app.command()
@@ -136,9 +142,8 @@ def main() -> int:
     """Run the command line; errors are one line on standard error, with the remedy."""
     _add_commands()
     try:
-        app(standalone_mode=False)
-    except typer.Exit as stop:
-        return int(stop.exit_code)
+        # Ends with SystemExit, usage errors included; our own errors come through.
+        app()
     except ConfigError as error:
         return _fail(error, status=ConfigError.exit_status)
     except RollstreamError as error:
@@ -150,11 +155,23 @@ def main() -> int:
 
 def _add_commands() -> None:
     for point in entry_points(group="rollstream.commands"):
-        loaded = point.load()
+        try:
+            loaded = point.load()
+        except ImportError as error:
+            # A stage whose extra is not installed has no command; the others work.
+            app.command(point.name, hidden=True)(_unavailable(point.name, str(error)))
+            continue
         if isinstance(loaded, typer.Typer):
             app.add_typer(loaded, name=point.name)
         else:
             app.command(point.name)(loaded)
+
+
+def _unavailable(name: str, reason: str) -> Callable[[], None]:
+    def command() -> None:
+        raise ConfigError(f"command {name!r} is not available: {reason}", hint="install its extra")
+
+    return command
 
 
 def _fail(error: RollstreamError, *, status: int) -> int:

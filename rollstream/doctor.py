@@ -199,7 +199,9 @@ def _user_namespaces() -> Finding:
         name="user namespaces",
         level=Level.OK if good else Level.FAILED,
         detail="usable" if good else detail,
-        remedy="" if good else "sysctl kernel.unprivileged_userns_clone=1, or allow them in AppArmor",
+        remedy=""
+        if good
+        else "sysctl kernel.unprivileged_userns_clone=1, or allow them in AppArmor",
     )
 
 

@@ -3,7 +3,8 @@
 - ``ConfigError``: the user must change something; the process exits with status 2.
 - ``ContractError``: an event is malformed; it goes to the dead letters and is never retried.
 - ``InfraError``: bus, store, sandbox or engine is unavailable; retried with a budget.
-- ``EpisodeError``: model, tool, environment or scoring failed; recorded on the trajectory, siblings go on.
+- ``EpisodeError``: model, tool, environment or scoring failed; recorded on the trajectory,
+  siblings go on.
 
 Every message says what failed, with which value, and what to do: ``hint`` carries the remedy.
 """

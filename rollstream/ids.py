@@ -1,7 +1,7 @@
 """Deterministic ids: the same inputs give the same id, so that a repeat is recognised as one.
 
-An id is a prefix and 80 bits of BLAKE2b over the length-prefixed parts: parts cannot run into each other, and among
-10^9 ids the chance of one collision is below 10^-6.
+An id is a prefix and 80 bits of BLAKE2b over the length-prefixed parts: parts cannot run into each
+other, and among 10^9 ids the chance of one collision is below 10^-6.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ def group_id(task: str) -> str:
 
 
 def rollout_id(task: str, sample_index: int) -> str:
-    """Id of the ``sample_index``-th rollout of a task; a retry has the same id and a higher attempt."""
+    """Id of the ``sample_index``-th rollout of a task; a retry has the same id and a higher
+    attempt.
+    """
     return _derive("r", task, sample_index)
 
 

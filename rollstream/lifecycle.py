@@ -1,12 +1,13 @@
 """The shell around every service: signals, health, logs, telemetry, exit status.
 
-A service is a class with ``run()``; this module turns it into a process. What it waits for: ``run()`` to return, or a
-signal. The first SIGTERM or SIGINT sets ``context.stopping`` and gives the service ``drain_s`` to finish what it holds;
-the second, or the end of that time, cancels it. Exit status: 0 drained or done, 2 ``ConfigError``, 1 anything else.
+A service is a class with ``run()``; this module turns it into a process. What it waits for:
+``run()`` to return, or a signal. The first SIGTERM or SIGINT sets ``context.stopping`` and gives
+the service ``drain_s`` to finish what it holds; the second, or the end of that time, cancels it.
+Exit status: 0 drained or done, 2 ``ConfigError``, 1 anything else.
 
-Health is HTTP on ``health_port``: ``/livez`` (the loop turns), ``/readyz`` (the service says so), ``/stats`` (its
-numbers as JSON, for the live view) and ``/metrics`` (the same for Prometheus). The port that was taken is written to
-``<run.dir>/services/<name>.json`` together with the pid.
+Health is HTTP on ``health_port``: ``/livez`` (the loop turns), ``/readyz`` (the service says so),
+``/stats`` (its numbers as JSON, for the live view) and ``/metrics`` (the same for Prometheus). The
+port that was taken is written to ``<run.dir>/services/<name>.json`` together with the pid.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ class ServiceContext:
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def stopped_within(self, seconds: float) -> bool:
-        """Wait up to ``seconds`` for the wish to stop; True when it came. A sleep that a drain can end."""
+        """Wait up to ``seconds`` for the wish to stop; True when it came. A sleep that a drain can
+        end.
+        """
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.stopping.wait(), seconds)
         return self.stopping.is_set()
@@ -54,8 +57,9 @@ class ServiceContext:
 class Service(ABC):
     """One stage of the pipeline as a process.
 
-    ``name`` is also the package and the section of the configuration. ``run`` returns when the service has drained
-    after ``context.stopping``, or when its work is over (``trainer`` after its last stage).
+    ``name`` is also the package and the section of the configuration. ``run`` returns when the
+    service has drained after ``context.stopping``, or when its work is over (``trainer`` after its
+    last stage).
     """
 
     name: ClassVar[str]
@@ -79,7 +83,9 @@ class Service(ABC):
 
 def main(service: type[Service], argv: list[str] | None = None) -> int:
     """Entry point of ``python -m <service>.main``. Returns the exit status."""
-    parser = argparse.ArgumentParser(prog=f"python -m {service.name}.main", description=service.__doc__)
+    parser = argparse.ArgumentParser(
+        prog=f"python -m {service.name}.main", description=service.__doc__
+    )
     parser.add_argument("--config", "-c", action="append", default=[], metavar="FILE.toml")
     parser.add_argument("--set", "-s", action="append", default=[], metavar="KEY=VALUE")
     arguments = parser.parse_args(argv)
@@ -88,7 +94,7 @@ def main(service: type[Service], argv: list[str] | None = None) -> int:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(serve(service, config))
     except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
+        sys.stderr.write(f"error: {error}\n")
         return ConfigError.exit_status
     except KeyboardInterrupt:
         return 130
@@ -112,7 +118,7 @@ async def serve(service_class: type[Service], config: Config) -> int:
             return 1
         except ConfigError as error:
             log.error("configuration", error=str(error))
-            print(f"error: {error}", file=sys.stderr)
+            sys.stderr.write(f"error: {error}\n")
             return ConfigError.exit_status
         except RollstreamError as error:
             log.error("failed", error=str(error), code=error.code)
@@ -171,7 +177,8 @@ async def _health(service: Service, settings: ServiceConfig):  # type: ignore[no
     except OSError as error:
         await runner.cleanup()
         raise ConfigError(
-            f"{service.name}: health port {settings.health_port} on {settings.host} cannot be taken: {error}",
+            f"{service.name}: health port {settings.health_port} on {settings.host}"
+            f" cannot be taken: {error}",
             hint=f"set {service.name}.health_port=0 for a free one",
         ) from error
     port = runner.addresses[0][1]
@@ -184,12 +191,16 @@ async def _health(service: Service, settings: ServiceConfig):  # type: ignore[no
 
 
 def announce(run_dir: Path, name: str, *, port: int) -> Path:
-    """Write where ``name`` is to be found; the supervisor and the live view read it. Returns the file."""
+    """Write where ``name`` is to be found; the supervisor and the live view read it. Returns the
+    file.
+    """
     folder = run_dir / "services"
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
     temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    temporary.write_text(json.dumps({"name": name, "pid": os.getpid(), "port": port, "at": time.time()}))
+    temporary.write_text(
+        json.dumps({"name": name, "pid": os.getpid(), "port": port, "at": time.time()})
+    )
     temporary.replace(path)
     return path
 

@@ -14,7 +14,9 @@ from rollstream.config.model import LogConfig
 
 
 def configure(config: LogConfig, *, service: str, stream: IO[str] | None = None) -> None:
-    """Send all logs of this process, those of libraries too, to ``stream`` (standard error) in the configured form."""
+    """Send all logs of this process, those of libraries too, to ``stream`` (standard error) in the
+    configured form.
+    """
     level = logging.getLevelNamesMapping()[config.level.upper()]
     shared: list[Any] = [
         structlog.contextvars.merge_contextvars,

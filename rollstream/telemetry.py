@@ -1,8 +1,9 @@
-"""OpenTelemetry for the whole chain: one trace per task, carried by Kafka headers and gRPC metadata.
+"""OpenTelemetry for the whole chain: one trace per task, carried by Kafka headers and gRPC
+metadata.
 
 Spans are always made (ids reach the logs and the store); they leave the process only when
-``telemetry.otlp_endpoint`` is set. Hot topics get one span per batch, not per record: instrumenting every send costs
-three quarters of the throughput (measured: 24k -> 6k messages/s).
+``telemetry.otlp_endpoint`` is set. Hot topics get one span per batch, not per record: instrumenting
+every send costs three quarters of the throughput (measured: 24k -> 6k messages/s).
 """
 
 from __future__ import annotations
@@ -58,7 +59,9 @@ def inject_metadata() -> tuple[tuple[str, str], ...]:
 
 
 def extract(headers: Mapping[str, bytes] | Sequence[tuple[str, bytes | str]]) -> context.Context:
-    """The context that Kafka headers or gRPC metadata carry; the empty context when they carry none."""
+    """The context that Kafka headers or gRPC metadata carry; the empty context when they carry
+    none.
+    """
     items = headers.items() if isinstance(headers, Mapping) else headers
     carrier = {k: v.decode("ascii", "replace") if isinstance(v, bytes) else v for k, v in items}
     return propagate.extract(carrier)

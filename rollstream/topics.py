@@ -1,6 +1,7 @@
 """The topics, listed once: name, message type, key, clean-up and default partitions.
 
-``rollstream.bus.admin`` creates and verifies them from this table; no service names a topic by a literal.
+``rollstream.bus.admin`` creates and verifies them from this table; no service names a topic by a
+literal.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ class Topic:
     message: type[Message]
     key: str
     cleanup: Cleanup = Cleanup.DELETE
-    # None: the run's default (bus.partitions). Control topics have one partition, so that they are totally ordered.
+    # None: the run's default (bus.partitions). Control topics have one partition, so that they are
+    # totally ordered.
     partitions: int | None = None
 
 
@@ -56,9 +58,7 @@ TRAINING_STEPS = Topic(
 EVALUATIONS = Topic(
     name="evaluations", message=events_pb2.EvaluationResult, key="suite", partitions=1
 )
-DEAD_LETTERS = Topic(
-    name="dead-letters", message=events_pb2.DeadLetter, key="topic", partitions=1
-)
+DEAD_LETTERS = Topic(name="dead-letters", message=events_pb2.DeadLetter, key="topic", partitions=1)
 
 TASKS: dict[int, Topic] = {
     events_pb2.TIER_SHORT: TASKS_SHORT,

@@ -1,11 +1,12 @@
 """The engine contract: token ids in; token ids, log-probabilities and policy versions out.
 
-``generate`` may be called any number of times at once; the engine batches. ``update_weights`` takes effect between two
-tokens of the requests in flight: they go on with the new weights, and each token's version is reported. Log-probabilities
-are those of the distribution that was sampled from (after temperature), in float32.
+``generate`` may be called any number of times at once; the engine batches. ``update_weights`` takes
+effect between two tokens of the requests in flight: they go on with the new weights, and each
+token's version is reported. Log-probabilities are those of the distribution that was sampled from
+(after temperature), in float32.
 
-Failure: ``InfraError`` when the engine is broken (the worker retries, then restarts the process); ``ContractError`` for a
-request that cannot be served (prompt longer than the model's window).
+Failure: ``InfraError`` when the engine is broken (the worker retries, then restarts the process);
+``ContractError`` for a request that cannot be served (prompt longer than the model's window).
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from rollstream.v1 import events_pb2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateRequest:
-    """``prompt_ids``: int32 [n]. ``stop_ids``: a sampled id among them ends the generation and is kept."""
+    """``prompt_ids``: int32 [n]. ``stop_ids``: a sampled id among them ends the generation and is
+    kept.
+    """
 
     prompt_ids: npt.NDArray[np.int32]
     max_tokens: int
@@ -39,7 +42,9 @@ class GenerateRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """``token_ids`` int32 [m], ``logprobs`` float32 [m], ``versions`` spans relative to ``token_ids``."""
+    """``token_ids`` int32 [m], ``logprobs`` float32 [m], ``versions`` spans relative to
+    ``token_ids``.
+    """
 
     token_ids: npt.NDArray[np.int32]
     logprobs: npt.NDArray[np.float32]
@@ -59,7 +64,9 @@ class InferenceEngine(ABC):
 
     @abstractmethod
     async def update_weights(self, model_dir: Path, *, version: int) -> None:
-        """Switch to the weights in ``model_dir`` at the next token boundary; returns when they are in use."""
+        """Switch to the weights in ``model_dir`` at the next token boundary; returns when they are
+        in use.
+        """
 
     @property
     @abstractmethod
@@ -68,7 +75,9 @@ class InferenceEngine(ABC):
 
     @abstractmethod
     def stats(self) -> Mapping[str, float]:
-        """``running_requests``, ``waiting_requests``, ``generated_tokens`` (total), ``update_s`` (last), ..."""
+        """``running_requests``, ``waiting_requests``, ``generated_tokens`` (total), ``update_s``
+        (last), ...
+        """
 
     @abstractmethod
     async def stop(self) -> None: ...

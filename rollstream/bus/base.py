@@ -1,14 +1,16 @@
 """The bus contract: what services need of Kafka and nothing else.
 
-Two implementations: ``KafkaBus`` (aiokafka) and ``MemoryBus`` (an in-process twin with partitions, offsets, groups and
-commits, for tests). One contract suite (``rollstream.testing.bus_suite``) runs through both.
+Two implementations: ``KafkaBus`` (aiokafka) and ``MemoryBus`` (an in-process twin with partitions,
+offsets, groups and commits, for tests). One contract suite (``rollstream.testing.bus_suite``) runs
+through both.
 
-Delivery: a producer is idempotent with acks=all; ``send`` returns once the record is queued and gives a future that is
-done when the broker has acknowledged it. Nothing may be acknowledged upstream before that future is done.
+Delivery: a producer is idempotent with acks=all; ``send`` returns once the record is queued and
+gives a future that is done when the broker has acknowledged it. Nothing may be acknowledged
+upstream before that future is done.
 
-Commit: a consumer never commits by itself. ``done(record)`` marks one record as finished, in any order; ``commit()``
-commits, per partition, the offset below which everything is done (the low watermark). What was fetched and not done is
-read again after a crash or a rebalance.
+Commit: a consumer never commits by itself. ``done(record)`` marks one record as finished, in any
+order; ``commit()`` commits, per partition, the offset below which everything is done (the low
+watermark). What was fetched and not done is read again after a crash or a rebalance.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ class Record:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Position:
-    """Where a consumer stands in one partition: next offset to read, committed offset, end of the log."""
+    """Where a consumer stands in one partition: next offset to read, committed offset, end of the
+    log.
+    """
 
     topic: str
     partition: int
@@ -52,7 +56,10 @@ class Position:
 
 
 class Producer(ABC):
-    """Sends events. ``key`` is the record key; headers carry the trace context of the caller's span."""
+    """Sends events.
+
+    ``key`` is the record key; headers carry the trace context of the caller's span.
+    """
 
     @abstractmethod
     async def start(self) -> None: ...
@@ -61,15 +68,14 @@ class Producer(ABC):
     async def send(
         self, topic: Topic, message: Message, *, key: str, partition: int | None = None
     ) -> asyncio.Future[object]:
-        """Queue one event (claim-checked if it is large). The future raises ``InfraError`` when the retry budget is spent.
+        """Queue one event (claim-checked if it is large). The future raises ``InfraError`` when the
+        retry budget is spent.
 
         Waits while the producer's buffer is full: that is the back-pressure.
         """
 
     @abstractmethod
-    async def send_batch(
-        self, topic: Topic, events: Sequence[tuple[str, Message]]
-    ) -> None:
+    async def send_batch(self, topic: Topic, events: Sequence[tuple[str, Message]]) -> None:
         """Send ``(key, message)`` pairs and return when all are acknowledged."""
 
     @abstractmethod
@@ -78,7 +84,9 @@ class Producer(ABC):
 
 
 class Consumer(ABC):
-    """Reads events of one or more topics, as a member of a group or with partitions it assigns itself."""
+    """Reads events of one or more topics, as a member of a group or with partitions it assigns
+    itself.
+    """
 
     @abstractmethod
     async def start(self) -> None: ...
@@ -126,14 +134,18 @@ class Bus(ABC):
         group_id: str | None = None,
         from_end: bool = False,
     ) -> Consumer:
-        """A consumer. With ``group_id`` it shares the partitions; without, it reads all of them and commits nothing.
+        """A consumer. With ``group_id`` it shares the partitions; without, it reads all of them and
+        commits nothing.
 
         A group that has committed nothing starts at the beginning, or at the end with ``from_end``.
         """
 
     @abstractmethod
     async def ensure_topics(self, topics: Sequence[Topic]) -> None:
-        """Create what is missing. ``ConfigError`` when a topic exists with other partitions or clean-up."""
+        """Create what is missing.
+
+        ``ConfigError`` when a topic exists with other partitions or clean-up.
+        """
 
     @abstractmethod
     async def partitions(self, topic: Topic) -> int: ...

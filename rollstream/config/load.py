@@ -1,8 +1,8 @@
 """Reads the configuration: defaults < TOML files < environment < dotted overrides.
 
 - Environment: ``ROLLSTREAM__BUS__BOOTSTRAP_SERVERS=host:9092`` sets ``bus.bootstrap_servers``.
-- Overrides: ``trainer.threads=2``; the value is read as TOML, else taken as a string. List items by index:
-  ``domains.0.weight=2``.
+- Overrides: ``trainer.threads=2``; the value is read as TOML, else taken as a string. List items
+  by index: ``domains.0.weight=2``.
 - An unknown key is a ``ConfigError`` that names the file and the nearest key that exists.
 """
 
@@ -33,7 +33,8 @@ def load(
     """The resolved configuration.
 
     Raises:
-        ConfigError: a file is missing or not TOML, a key is unknown, a value has the wrong type or range.
+        ConfigError: a file is missing or not TOML, a key is unknown, a value has the wrong type
+            or range.
     """
     data: dict[str, Any] = {}
     for file in files:
@@ -52,7 +53,9 @@ def load(
 
 
 def dump(config: Config) -> str:
-    """The configuration as TOML that ``load`` reads back to the same value; unset paths are left out."""
+    """The configuration as TOML that ``load`` reads back to the same value; unset paths are left
+    out.
+    """
     return tomli_w.dumps(_without_none(config.model_dump(mode="json")))
 
 

@@ -1,7 +1,9 @@
-"""The one configuration that drives every service: typed, closed, and the same embedded, in compose and on Kubernetes.
+"""The one configuration that drives every service: typed, closed, and the same embedded, in compose
+and on Kubernetes.
 
-Each section belongs to one package and is read by it alone; ``run``, ``bus``, ``blob``, ``store``, ``policy``,
-``domains``, ``telemetry`` and ``log`` are common. Sizes are in bytes, times in seconds, as the names say.
+Each section belongs to one package and is read by it alone; ``run``, ``bus``, ``blob``, ``store``,
+``policy``, ``domains``, ``telemetry`` and ``log`` are common. Sizes are in bytes, times in seconds,
+as the names say.
 """
 
 from __future__ import annotations
@@ -23,7 +25,10 @@ class Section(BaseModel):
 
 
 class RunConfig(Section):
-    """Which run this is. ``id`` is part of every deterministic id; ``dir`` holds what the run leaves behind."""
+    """Which run this is.
+
+    ``id`` is part of every deterministic id; ``dir`` holds what the run leaves behind.
+    """
 
     id: Name = "run"
     seed: int = 0
@@ -43,7 +48,11 @@ class SecurityConfig(Section):
 
 
 class BusConfig(Section):
-    """Kafka. ``mode = "embedded"`` lets the supervisor start a broker; ``external`` uses ``bootstrap_servers``."""
+    """Kafka.
+
+    ``mode = "embedded"`` lets the supervisor start a broker; ``external`` uses
+    ``bootstrap_servers``.
+    """
 
     mode: Literal["embedded", "external"] = "embedded"
     # Embedded: filled in by the supervisor when empty.
@@ -71,13 +80,18 @@ class BusConfig(Section):
 
 
 class BlobConfig(Section):
-    """Content-addressed store for large values and weights: any fsspec URI; empty means ``<run.dir>/blobs``."""
+    """Content-addressed store for large values and weights: any fsspec URI; empty means
+    ``<run.dir>/blobs``.
+    """
 
     uri: str = ""
 
 
 class StoreConfig(Section):
-    """ClickHouse. ``embedded``: the store service serves chDB at host:port; ``external``: an ordinary server."""
+    """ClickHouse.
+
+    ``embedded``: the store service serves chDB at host:port; ``external``: an ordinary server.
+    """
 
     mode: Literal["embedded", "external"] = "embedded"
     host: str = "127.0.0.1"
@@ -119,9 +133,11 @@ class ServiceConfig(Section):
 
 
 class ModelConfig(Section):
-    """The policy's starting point: a folder in Hugging Face layout, or a fresh tiny model for the demo.
+    """The policy's starting point: a folder in Hugging Face layout, or a fresh tiny model for the
+    demo.
 
-    ``path`` wins. Otherwise a random Qwen3 of the given size is made with the tokenizer of ``tokenizer_domain``.
+    ``path`` wins. Otherwise a random Qwen3 of the given size is made with the tokenizer of
+    ``tokenizer_domain``.
     """
 
     path: str = ""
@@ -145,7 +161,9 @@ class PolicyConfig(Section):
 
 
 class RewardComponentConfig(Section):
-    """One component: ``evidence`` names the evidence item that is its value, ``weight`` its share of the sum."""
+    """One component: ``evidence`` names the evidence item that is its value, ``weight`` its share
+    of the sum.
+    """
 
     name: Name
     evidence: str
@@ -153,7 +171,9 @@ class RewardComponentConfig(Section):
 
 
 class GateConfig(Section):
-    """When the evidence item is below ``at_least``, the reward is ``value`` whatever the components say."""
+    """When the evidence item is below ``at_least``, the reward is ``value`` whatever the components
+    say.
+    """
 
     evidence: str
     at_least: float = 1.0
@@ -161,7 +181,10 @@ class GateConfig(Section):
 
 
 class RewardConfig(Section):
-    """How a domain's evidence becomes a reward (DESIGN section 6). Default: the evidence item "correct"."""
+    """How a domain's evidence becomes a reward (DESIGN section 6).
+
+    Default: the evidence item "correct".
+    """
 
     components: tuple[RewardComponentConfig, ...] = (
         RewardComponentConfig(name="correct", evidence="correct"),
@@ -194,8 +217,8 @@ class BudgetConfig(Section):
 class DomainConfig(Section):
     """One domain of the run: which environment, how often, with which reward.
 
-    ``environment`` is the name of a registered environment ("demo-arithmetic", "jsonl", "reasoning-gym", or a
-    plug-in's); ``options`` are its own, checked by it.
+    ``environment`` is the name of a registered environment ("demo-arithmetic", "jsonl",
+    "reasoning-gym", or a plug-in's); ``options`` are its own, checked by it.
     """
 
     name: Name
@@ -211,7 +234,9 @@ class DomainConfig(Section):
 
 
 class ProducersConfig(ServiceConfig):
-    """Admission is paced: tasks in the pipeline never exceed what the staleness bound lets the trainer use."""
+    """Admission is paced: tasks in the pipeline never exceed what the staleness bound lets the
+    trainer use.
+    """
 
     # 0: until the policy is final.
     max_tasks: int = Field(default=0, ge=0)
@@ -322,7 +347,8 @@ class RlStage(Section):
     # Truncation of the importance weight exp(logp - logp_behaviour).
     tis_clip: float = Field(default=2.0, gt=0)
     kl_coefficient: float = Field(default=0.0, ge=0)
-    # Trainer version minus the oldest version that sampled a trajectory; beyond it the sample is dropped.
+    # Trainer version minus the oldest version that sampled a trajectory; beyond it the sample is
+    # dropped.
     max_staleness: int = Field(default=1, ge=0)
     optimiser: OptimiserConfig = OptimiserConfig()
 
@@ -344,7 +370,9 @@ class TrainerConfig(ServiceConfig):
 
 
 class EvaluationConfig(ServiceConfig):
-    """Held-out tasks, greedy, through the same pipeline; the baseline and the final version are always evaluated."""
+    """Held-out tasks, greedy, through the same pipeline; the baseline and the final version are
+    always evaluated.
+    """
 
     suite: Name = "held-out"
     domains: tuple[str, ...] = ()
@@ -393,7 +421,8 @@ class Config(Section):
         for stage in self.trainer.stages:
             if isinstance(stage, SftStage) and stage.domain not in names:
                 raise ValueError(
-                    f"stage {stage.name!r} warms up on unknown domain {stage.domain!r}; known: {names}"
+                    f"stage {stage.name!r} warms up on unknown domain {stage.domain!r};"
+                    f" known: {names}"
                 )
         unknown = set(self.evaluation.domains) - set(names)
         if unknown:

@@ -1,7 +1,7 @@
 """Fills the run state: one task follows the control topics, one polls the services.
 
-Both end when they are cancelled; a service that does not answer keeps its last numbers. Every poll is also a line of
-``metrics.jsonl``, so that the run can be drawn again from its folder.
+Both end when they are cancelled; a service that does not answer keeps its last numbers. Every poll
+is also a line of ``metrics.jsonl``, so that the run can be drawn again from its folder.
 """
 
 from __future__ import annotations
@@ -135,7 +135,8 @@ def _phase(state: RunState) -> str:
 
 
 def _memory(supervisor: Supervisor) -> int:
-    """Memory of everything that the run started, in bytes: unshared pages of each process once (USS).
+    """Memory of everything that the run started, in bytes: unshared pages of each process once
+    (USS).
 
     Falls back to the resident size where the kernel does not tell.
     """

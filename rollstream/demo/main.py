@@ -16,7 +16,10 @@ _INTERRUPTED = 130
 
 
 def run_demo(config: Config, console: Console) -> int:
-    """Run the demo. Exit status 0: the books balance and the reward rose; 1: not so; 130: interrupted."""
+    """Run the demo.
+
+    Exit status 0: the books balance and the reward rose; 1: not so; 130: interrupted.
+    """
     run_dir = config.run.dir
     run_dir.mkdir(parents=True, exist_ok=True)
     link_latest(run_dir)

@@ -16,7 +16,9 @@ RUNS = Path("runs")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoOptions:
-    """``resume``: None for a new run, else the folder (or id under ``runs``) of the run to continue."""
+    """``resume``: None for a new run, else the folder (or id under ``runs``) of the run to
+    continue.
+    """
 
     seed: int = 0
     engine: str = "auto"

@@ -1,8 +1,8 @@
 """Runs the demo from start to summary.
 
-What it waits for, in order: every service ready; the final evaluation; books without anything in flight; then it stops
-the services along the flow, lets the sink write what is left, and states the books. Ctrl-C stops in the same order with
-short deadlines, and the run can be resumed.
+What it waits for, in order: every service ready; the final evaluation; books without anything in
+flight; then it stops the services along the flow, lets the sink write what is left, and states the
+books. Ctrl-C stops in the same order with short deadlines, and the run can be resumed.
 """
 
 from __future__ import annotations
@@ -32,13 +32,14 @@ from rollstream.supervisor.services import STOP_ORDER
 from rollstream.supervisor.supervisor import Supervisor
 
 _PLAIN_EVERY_S = 5.0
-# After the final evaluation nothing new is made: what is in flight is a few groups, done in seconds.
+# After the final evaluation nothing new is made: what is in flight is a few groups, done in
+# seconds.
 _SETTLE_S = 90.0
 # What makes events; the sink and the store record them and stop after.
 _MAKERS = tuple(name for name in STOP_ORDER if name not in ("sink", "store"))
 
 
-class Interrupted(Exception):
+class InterruptedRunError(Exception):
     """The user asked to stop."""
 
 
@@ -59,7 +60,8 @@ async def run(config: Config, console: Console) -> tuple[Summary | None, RunStat
     """Run the demo of ``config`` (ports resolved). The summary is None when it was interrupted.
 
     Raises:
-        ConfigError, InfraError: a part could not be started, failed for good, or the run took too long.
+        ConfigError, InfraError: a part could not be started, failed for good, or the run took
+            too long.
     """
     state = RunState(run_id=config.run.id, seed=config.run.seed)
     interrupt = _on_signals()
@@ -72,7 +74,7 @@ async def run(config: Config, console: Console) -> tuple[Summary | None, RunStat
                 try:
                     await _until_final(supervisor, config, state, interrupt)
                     books = await _settle(supervisor, config, state)
-                except Interrupted:
+                except InterruptedRunError:
                     state.phase = "stopping (a second Ctrl-C kills)"
                     return None, state
                 summary = summarise(state, books, engine=_engine(config))
@@ -105,7 +107,9 @@ async def _until_final(
 
 
 async def _settle(supervisor: Supervisor, config: Config, state: RunState) -> dict[str, object]:
-    """Wait until nothing is in flight, stop what makes events, let the sink finish, state the books."""
+    """Wait until nothing is in flight, stop what makes events, let the sink finish, state the
+    books.
+    """
     state.phase = "settling the books"
     deadline = time.monotonic() + _SETTLE_S
     books = await asyncio.to_thread(audit, config.run.dir)
@@ -188,7 +192,7 @@ def _on_signals() -> asyncio.Event:
 
 def _check_interrupt(interrupt: asyncio.Event) -> None:
     if interrupt.is_set():
-        raise Interrupted
+        raise InterruptedRunError
 
 
 def _engine(config: Config) -> str:

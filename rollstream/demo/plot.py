@@ -10,7 +10,7 @@ _SMOOTH_STEPS = 5
 
 
 def draw(state: RunState, path: Path) -> None:
-    """Training reward per optimiser step, its running mean, and the held-out scores, into ``path``."""
+    """Reward per optimiser step, its running mean, and the held-out scores, into ``path``."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -20,7 +20,9 @@ def draw(state: RunState, path: Path) -> None:
     steps = [point.step for point in state.steps]
     rewards = [point.reward for point in state.steps]
     axes.plot(steps, rewards, color="#9db8d9", linewidth=1, marker="o", markersize=3, label="step")
-    axes.plot(steps, _smooth(rewards), color="#1f5fa8", linewidth=2.2, label=f"mean of {_SMOOTH_STEPS}")
+    axes.plot(
+        steps, _smooth(rewards), color="#1f5fa8", linewidth=2.2, label=f"mean of {_SMOOTH_STEPS}"
+    )
     for point in state.evaluations.values():
         axes.scatter([point.policy_version], [point.score], color="#d1495b", zorder=5, s=60)
         axes.annotate(

@@ -14,7 +14,7 @@ from rollstream.v1 import events_pb2, policy_pb2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPoint:
-    """One optimiser step as drawn: mean reward of its samples, greatest staleness, samples trained."""
+    """One optimiser step as drawn: mean reward, greatest staleness, samples trained."""
 
     step: int
     at_s: float
@@ -35,7 +35,10 @@ class EvaluationPoint:
 
 @dataclass(slots=True, kw_only=True)
 class RunState:
-    """The run so far. ``stats``: the latest numbers of each service; ``states``: its process state."""
+    """The run so far.
+
+    ``stats``: the latest numbers of each service; ``states``: its process state.
+    """
 
     run_id: str
     seed: int
@@ -67,7 +70,7 @@ class RunState:
         return next((e for e in self.evaluations.values() if e.final), None)
 
     def on_step(self, event: events_pb2.TrainingStep) -> None:
-        """Take in a ``training.steps`` event; a repeat and the records of a drain change nothing."""
+        """Take in a ``training.steps`` event; a repeat and what a drain records change nothing."""
         trained = [s for s in event.samples if not s.drop_reason]
         known = self.steps[-1].step if self.steps else -1
         if not trained or event.step <= known:
@@ -76,7 +79,9 @@ class RunState:
             StepPoint(
                 step=event.step,
                 at_s=self.elapsed_s,
-                reward=event.metrics.get("reward_mean", sum(s.reward for s in trained) / len(trained)),
+                reward=event.metrics.get(
+                    "reward_mean", sum(s.reward for s in trained) / len(trained)
+                ),
                 staleness=max(s.staleness for s in trained),
                 samples=len(trained),
                 loss=event.metrics.get("loss", 0.0),

@@ -1,4 +1,4 @@
-"""What a run comes to: the books from ``rollstream audit``, the scores, and what to look at next."""
+"""What a run comes to: the books from ``rollstream audit``, the scores, what to look at next."""
 
 from __future__ import annotations
 
@@ -19,15 +19,20 @@ _AUDIT_TIMEOUT_S = 120.0
 
 QUERIES = (
     "select domain, count(), avg(reward) from trajectories_scored group by domain",
-    "select policy_version_max as version, count() as rollouts, round(avg(reward), 3) as reward"
-    " from trajectories_scored where purpose = 'train' group by version order by version",
+    (
+        "select policy_version_max as version, count() as rollouts, round(avg(reward), 3) as reward"
+        " from trajectories_scored where purpose = 'train' group by version order by version"
+    ),
     "select state, drop_reason, count() from samples group by state, drop_reason order by 3 desc",
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """``summary.json``, field for field. Rewards are held-out means (greedy), None when not measured."""
+    """``summary.json``, field for field.
+
+    Rewards are held-out means (greedy), None when not measured.
+    """
 
     run_id: str
     seed: int
@@ -113,7 +118,7 @@ def show(summary: Summary, run_dir: Path, console: Console) -> None:
         style = "bold green" if summary.rose else "bold red"
         table.add_row(
             "held-out reward",
-            f"{before:.3f} -> [{style}]{after:.3f}[/] ({after - before:+.3f}, greedy, held-out tasks)",
+            f"{before:.3f} -> [{style}]{after:.3f}[/] ({after - before:+.3f}, greedy)",
         )
     else:
         table.add_row("held-out reward", "[red]not measured[/]")
@@ -123,7 +128,9 @@ def show(summary: Summary, run_dir: Path, console: Console) -> None:
     table.add_row("  dropped", f"{sum(summary.dropped.values())} ({dropped})")
     table.add_row("  dead-lettered", str(summary.dead_lettered))
     table.add_row("  in flight", str(summary.in_flight))
-    table.add_row("books", "[green]balanced[/]" if summary.balanced else "[bold red]NOT balanced[/]")
+    table.add_row(
+        "books", "[green]balanced[/]" if summary.balanced else "[bold red]NOT balanced[/]"
+    )
     for problem in summary.problems[:10]:
         table.add_row("", f"[red]{problem}[/]")
     table.add_row(

@@ -61,7 +61,8 @@ def line(state: RunState, *, steps_total: int, sft_total: int) -> str:
     if state.steps:
         last = state.steps[-1]
         parts.append(
-            f"step {len(state.steps)}/{steps_total} reward {last.reward:.2f} staleness {last.staleness}"
+            f"step {len(state.steps)}/{steps_total} reward {last.reward:.2f}"
+            f" staleness {last.staleness}"
         )
     parts += [
         f"{label} {state.rates[name]:.1f}/s"
@@ -130,7 +131,10 @@ def _note(name: str, stats: Mapping[str, float]) -> str:
         return text.format(stats[key]) if key in stats else ""
 
     notes = {
-        "producers": [show("groups_in_flight", "{:.0f} groups in flight"), show("paused", "paused {:.0f}")],
+        "producers": [
+            show("groups_in_flight", "{:.0f} groups in flight"),
+            show("paused", "paused {:.0f}"),
+        ],
         "rollouts": [
             show("rollouts_in_flight", "{:.0f} in flight"),
             show("tokens_per_s", "{:.0f} tokens/s"),
@@ -146,7 +150,10 @@ def _note(name: str, stats: Mapping[str, float]) -> str:
             show("groups_buffered", "{:.0f} groups buffered"),
             show("policy_version", "policy v{:.0f}"),
         ],
-        "evaluation": [show("outstanding", "{:.0f} outstanding"), show("last_score", "last {:.2f}")],
+        "evaluation": [
+            show("outstanding", "{:.0f} outstanding"),
+            show("last_score", "last {:.2f}"),
+        ],
     }
     return "  ".join(note for note in notes.get(name, []) if note)
 
@@ -159,7 +166,9 @@ def _curve_panel(state: RunState) -> Panel:
     return Panel(Text("\n".join(curve(rewards)), style="cyan"), title=title, title_align="left")
 
 
-def curve(values: list[float], *, height: int = _CURVE_HEIGHT, width: int = _CURVE_WIDTH) -> list[str]:
+def curve(
+    values: list[float], *, height: int = _CURVE_HEIGHT, width: int = _CURVE_WIDTH
+) -> list[str]:
     """A filled chart of values in [0, 1]: ``height`` lines with an axis, newest values last."""
     step = max(1, -(-len(values) // width))
     columns = [
@@ -184,7 +193,8 @@ def _facts(state: RunState) -> Text:
     if state.final:
         parts.append(f"after {state.final.score:.3f}")
     if state.steps:
-        parts.append(f"staleness last {state.steps[-1].staleness} max {max(s.staleness for s in state.steps)}")
+        highest = max(s.staleness for s in state.steps)
+        parts.append(f"staleness last {state.steps[-1].staleness} max {highest}")
         parts.append(f"trained {sum(s.samples for s in state.steps)} samples")
     parts.append(f"{len(state.versions)} policy versions")
     return Text("  ·  ".join(parts))

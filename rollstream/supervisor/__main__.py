@@ -1,4 +1,6 @@
-"""``python -m rollstream.supervisor``: the supervisor without a view, as ``rollstream up`` starts it."""
+"""``python -m rollstream.supervisor``: the supervisor without a view, as ``rollstream up`` starts
+it.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,7 @@ def main() -> int:
     try:
         return asyncio.run(_serve(config))
     except RollstreamError as error:
-        print(f"error: {error}", file=sys.stderr)
+        sys.stderr.write(f"error: {error}\n")
         return getattr(error, "exit_status", 1)
 
 

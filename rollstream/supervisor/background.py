@@ -1,6 +1,7 @@
 """``rollstream up`` and ``down``: broker and store in the background, for development.
 
-The folder holds everything: configuration, data, logs, and the pid of the supervisor that owns them.
+The folder holds everything: configuration, data, logs, and the pid of the supervisor that owns
+them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """One supervised process: started, watched, restarted, stopped.
 
-What it waits for: the process to exit, its health endpoint, or the wish to stop. A process whose ``/livez`` does not
-answer for ``_DEAF_S`` is killed and restarted: its loop no longer turns. Logs of all lives go to one file.
+What it waits for: the process to exit, its health endpoint, or the wish to stop. A process whose
+``/livez`` does not answer for ``_DEAF_S`` is killed and restarted: its loop no longer turns. Logs
+of all lives go to one file.
 """
 
 from __future__ import annotations

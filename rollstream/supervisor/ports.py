@@ -1,4 +1,6 @@
-"""Fixes the ports of a run before anything starts, so that one file tells every service where the others are."""
+"""Fixes the ports of a run before anything starts, so that one file tells every service where the
+others are.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ def resolve(config: Config) -> Config:
         ConfigError: a port that the configuration asks for is taken.
     """
     taken: set[int] = set()
-    changes: dict[str, object] = {"run": config.run.model_copy(update={"dir": config.run.dir.resolve()})}
+    changes: dict[str, object] = {
+        "run": config.run.model_copy(update={"dir": config.run.dir.resolve()})
+    }
     if config.bus.mode == "embedded":
         port = _port("bus.port", config.bus.port, taken)
         changes["bus"] = config.bus.model_copy(

@@ -30,8 +30,8 @@ def decide(
 ) -> Decision:
     """What to do about an exit that was not asked for.
 
-    Status 0 is done; a configuration error is not cured by a restart; anything else is tried again with exponential
-    back-off, ``max_restarts`` times in a row.
+    Status 0 is done; a configuration error is not cured by a restart; anything else is tried again
+    with exponential back-off, ``max_restarts`` times in a row.
     """
     if exit_status == 0:
         return Decision(verdict=Verdict.DONE, failures=failures)

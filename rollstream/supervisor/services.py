@@ -1,7 +1,7 @@
 """The services by name: which module runs each, and in which order a run starts and stops.
 
-The core imports no stage; it only knows what to execute. Start order follows need (the store before the sink), stop
-order follows the flow (what makes events stops before what records them).
+The core imports no stage; it only knows what to execute. Start order follows need (the store before
+the sink), stop order follows the flow (what makes events stops before what records them).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rollstream.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceSpec:
-    """``after``: services that must be ready before this one starts (as far as the run has them)."""
+    """``after``: services that must be ready before this one starts, if the run has them."""
 
     name: str
     module: str
@@ -25,12 +25,17 @@ class ServiceSpec:
 
 
 _TABLE = (
-    ServiceSpec(name="store", module="trajectories.store_main", purpose="ClickHouse for one machine"),
+    ServiceSpec(
+        name="store", module="trajectories.store_main", purpose="ClickHouse for one machine"
+    ),
     ServiceSpec(name="sandboxes", module="sandboxes.main", purpose="isolated sessions over gRPC"),
     ServiceSpec(name="trainer", module="trainer.main", purpose="warm start, RL, checkpoints"),
     ServiceSpec(name="processors", module="processors.main", purpose="score, normalise, group"),
     ServiceSpec(
-        name="sink", module="trajectories.sink_main", purpose="topics to ClickHouse", after=("store",)
+        name="sink",
+        module="trajectories.sink_main",
+        purpose="topics to ClickHouse",
+        after=("store",),
     ),
     ServiceSpec(name="rollouts", module="rollouts.main", purpose="agent loop and engine"),
     ServiceSpec(name="evaluation", module="evaluation.main", purpose="held-out suites"),
@@ -65,10 +70,13 @@ def command(spec: ServiceSpec, config_path: Path, overrides: tuple[str, ...] = (
 
 
 def environment() -> dict[str, str]:
-    """The environment of a service: one compute thread (two collapse 10-30x when cores are shared: measured)."""
+    """The environment of a service: one compute thread (two collapse 10-30x when cores are shared:
+    measured).
+    """
     one_thread = dict.fromkeys(
         ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1"
     )
-    # Two malloc arenas keep the resident size of threaded processes down; tokenizers must not fork a thread pool.
+    # Two malloc arenas keep the resident size of threaded processes down; tokenizers must not fork
+    # a thread pool.
     fixed = {"MALLOC_ARENA_MAX": "2", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
     return {**os.environ, **one_thread, **fixed}

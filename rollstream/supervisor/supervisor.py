@@ -1,8 +1,8 @@
 """A run on one machine: the broker, then every service, watched until they are told to stop.
 
-Owns the run folder: ``config.toml`` (the resolved configuration that every service reads), ``logs/``, ``services/``
-(who listens where). Nothing it starts outlives it: services and broker die with their parent, and a second supervisor on
-the same folder is refused while the first is alive.
+Owns the run folder: ``config.toml`` (the resolved configuration that every service reads),
+``logs/``, ``services/`` (who listens where). Nothing it starts outlives it: services and broker die
+with their parent, and a second supervisor on the same folder is refused while the first is alive.
 
 | task | waits for | unblocked by |
 |---|---|---|
@@ -37,7 +37,10 @@ _BROKER_POLL_S = 0.5
 
 
 class Supervisor:
-    """Starts, watches and stops the services ``names`` of one run. ``config`` has its ports resolved."""
+    """Starts, watches and stops the services ``names`` of one run.
+
+    ``config`` has its ports resolved.
+    """
 
     def __init__(self, config: Config, names: Iterable[str]) -> None:
         self.config = config
@@ -72,7 +75,8 @@ class Supervisor:
         """Start the broker, make the topics, then start every service once what it needs is ready.
 
         Raises:
-            ConfigError: another supervisor runs on this folder, or the broker cannot be had on this machine.
+            ConfigError: another supervisor runs on this folder, or the broker cannot be had on
+                this machine.
         """
         self._take_folder()
         self._start_broker()
@@ -86,7 +90,9 @@ class Supervisor:
         Raises:
             InfraError: a service failed for good, or was not ready in time.
         """
-        waits = [asyncio.create_task(c.ready(), name=f"start-{n}") for n, c in self.children.items()]
+        waits = [
+            asyncio.create_task(c.ready(), name=f"start-{n}") for n, c in self.children.items()
+        ]
         try:
             async with asyncio.timeout(self.config.supervisor.ready_timeout_s):
                 while not all(task.done() for task in waits):
@@ -95,7 +101,8 @@ class Supervisor:
         except TimeoutError as error:
             late = [n for n, c in self.children.items() if c.state is not State.READY]
             raise InfraError(
-                f"not ready after {self.config.supervisor.ready_timeout_s:.0f} s: {', '.join(late)}",
+                f"not ready after {self.config.supervisor.ready_timeout_s:.0f} s:"
+                f" {', '.join(late)}",
                 hint=f"see {self.config.run.dir / 'logs'}",
             ) from error
         finally:
@@ -106,10 +113,14 @@ class Supervisor:
         """Raise ``InfraError`` when a service has been given up."""
         for name, child in self.children.items():
             if child.state is State.FAILED:
-                raise InfraError(f"service {name} failed: {child.error}", hint=f"see {child.log_path}")
+                raise InfraError(
+                    f"service {name} failed: {child.error}", hint=f"see {child.log_path}"
+                )
 
     async def stop(self, names: Iterable[str] = STOP_ORDER) -> None:
-        """Stop services in the order given, each with its drain time; with all of them gone, the broker too."""
+        """Stop services in the order given, each with its drain time; with all of them gone, the
+        broker too.
+        """
         for name in names:
             if (child := self.children.get(name)) is None:
                 continue
