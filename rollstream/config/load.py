@@ -42,10 +42,10 @@ def load(
     for key, value in _from_environment(os.environ if environ is None else environ):
         _assign(data, key, value, origin="the environment")
     for override in overrides:
-        key, separator, value = override.partition("=")
-        if not separator or not key:
+        name, separator, text = override.partition("=")
+        if not separator or not name:
             raise ConfigError(f"override {override!r} is not KEY=VALUE", hint="e.g. run.seed=1")
-        _assign(data, key.strip().split("."), _value(value), origin=f"override {override!r}")
+        _assign(data, name.strip().split("."), _value(text), origin=f"override {override!r}")
     try:
         return Config.model_validate(data)
     except ValidationError as error:
