@@ -141,6 +141,15 @@ class Bus(ABC):
         """
 
     @abstractmethod
+    def decode(self, record: Record) -> Message:
+        """The event of a record, fetched from the blob store when it travels by reference.
+
+        Raises:
+            ContractError: the record is not a sound event of its topic.
+            InfraError: the blob store cannot be read.
+        """
+
+    @abstractmethod
     async def ensure_topics(self, topics: Sequence[Topic]) -> None:
         """Create what is missing.
 

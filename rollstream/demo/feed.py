@@ -15,14 +15,12 @@ from typing import IO, Any
 
 import aiohttp
 import psutil
-from google.protobuf.message import Message
 
-from rollstream import codecs
 from rollstream.bus import connect
 from rollstream.config import Config
 from rollstream.demo.state import RunState
 from rollstream.supervisor.supervisor import Supervisor
-from rollstream.topics import BY_NAME, DEAD_LETTERS, EVALUATIONS, POLICY_VERSIONS, TRAINING_STEPS
+from rollstream.topics import DEAD_LETTERS, EVALUATIONS, POLICY_VERSIONS, TRAINING_STEPS
 
 # Totals that are shown as rates, by service.
 _RATED = {
@@ -57,14 +55,15 @@ async def follow_topics(config: Config, state: RunState, metrics: MetricsFile) -
         POLICY_VERSIONS.name: state.on_version,
         DEAD_LETTERS.name: state.on_dead_letter,
     }
-    consumer = connect(config).consumer(
+    bus = connect(config)
+    consumer = bus.consumer(
         [TRAINING_STEPS, EVALUATIONS, POLICY_VERSIONS, DEAD_LETTERS], client_id="demo-view"
     )
     await consumer.start()
     try:
         while True:
             for record in await consumer.poll(timeout_s=0.5):
-                event: Message = codecs.decode(BY_NAME[record.topic], record.value, record.headers)
+                event = bus.decode(record)
                 steps = len(state.steps)
                 handlers[record.topic](event)
                 if len(state.steps) > steps:

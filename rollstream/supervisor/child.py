@@ -155,7 +155,7 @@ class Child:
                 stderr=sink,
                 env=environment(),
                 start_new_session=True,
-                preexec_fn=die_with_parent,
+                preexec_fn=die_with_parent(),
             )
         watch = asyncio.create_task(self._watch(), name=f"watch-{self.spec.name}")
         try:

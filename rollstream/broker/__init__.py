@@ -1,0 +1,6 @@
+"""The embedded Apache Kafka; services know nothing of it but its bootstrap servers."""
+
+from rollstream.broker.embedded import EmbeddedBroker
+from rollstream.broker.java import find_jars, find_java
+
+__all__ = ["EmbeddedBroker", "find_jars", "find_java"]
