@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
 
+from rollstream.errors import ConfigError, ContractError
 from rollstream.v1 import events_pb2
 
 
@@ -35,6 +36,19 @@ class TaskSpec:
     verifier: Mapping[str, Any]
     sandbox_files: Mapping[str, bytes] = field(default_factory=dict)
     difficulty: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RejectedTask:
+    """What stands where a task should be and is none: kept as a dead letter, the others go on.
+
+    ``where`` names the file, ``position`` the line in it (from 1).
+    """
+
+    where: str
+    position: int
+    raw: bytes
+    error: ContractError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +120,7 @@ class Environment(ABC):
         """Names the data: with index and epoch it identifies a task; changes when the data do."""
 
     @abstractmethod
-    def tasks(self, *, seed: int, split: str, start: int = 0) -> Iterator[TaskSpec]:
+    def tasks(self, *, seed: int, split: str, start: int = 0) -> Iterator[TaskSpec | RejectedTask]:
         """Tasks ``start``, ``start + 1``, ... of a split ("train" or "held-out"); ends when the
         data do.
 
@@ -149,8 +163,6 @@ class Environment(ABC):
 
     def demonstrations(self, *, seed: int) -> Iterator[tuple[events_pb2.Message, ...]]:
         """Endless conversations to warm up on; ``ConfigError`` where the environment has none."""
-        from rollstream.errors import ConfigError
-
         raise ConfigError(f"environment {type(self).__name__} has no demonstrations to warm up on")
 
     def tokenizer(self) -> Mapping[str, bytes] | None:

@@ -1,4 +1,6 @@
-"""Environments by name: built-in ones and plug-ins, found by the entry points ``rollstream.environments``."""
+"""Environments by name: built-in ones and plug-ins, found by the entry points
+``rollstream.environments``.
+"""
 
 from __future__ import annotations
 

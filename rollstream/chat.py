@@ -114,12 +114,12 @@ class ChatFormat:
         text = self.decode(body)
         syntax = self._syntax
         pattern = re.compile(re.escape(syntax.open) + "(.*?)" + re.escape(syntax.close), re.DOTALL)
-        calls = [self._call(found, f"call-{turn}-{k}") for k, found in enumerate(pattern.findall(text))]
+        calls = [
+            self._call(found, f"call-{turn}-{k}") for k, found in enumerate(pattern.findall(text))
+        ]
         left = pattern.sub("", text).strip() if calls else text
         content = [events_pb2.ContentPart(text=left)] if left else []
-        return events_pb2.Message(
-            role=events_pb2.ROLE_ASSISTANT, content=content, tool_calls=calls
-        )
+        return events_pb2.Message(role=events_pb2.ROLE_ASSISTANT, content=content, tool_calls=calls)
 
     def encode_demonstration(
         self, messages: Sequence[events_pb2.Message], tools: Sequence[events_pb2.ToolSpec] = ()
@@ -170,9 +170,7 @@ class ChatFormat:
     def _call(self, found: str, call_id: str) -> events_pb2.ToolCall:
         if self._syntax.tool:
             arguments = json.dumps({self._syntax.argument: found})
-            return events_pb2.ToolCall(
-                id=call_id, name=self._syntax.tool, arguments_json=arguments
-            )
+            return events_pb2.ToolCall(id=call_id, name=self._syntax.tool, arguments_json=arguments)
         try:
             said = json.loads(found)
             name, arguments = str(said["name"]), said.get("arguments", {})
@@ -184,7 +182,9 @@ class ChatFormat:
 
     def _end_of_turn(self) -> str:
         """The special token that the template writes after an assistant's text; "" for none."""
-        text = self._render([_ANY_USER, {"role": "assistant", "content": _MARK}], None, opening=False)
+        text = self._render(
+            [_ANY_USER, {"role": "assistant", "content": _MARK}], None, opening=False
+        )
         tail = text[text.index(_MARK) + len(_MARK) :].lstrip()
         return next((t for t in self._special_texts if tail.startswith(t)), "")
 
