@@ -359,8 +359,10 @@ Stage = Annotated[SftStage | RlStage, Field(discriminator="kind")]
 class TrainerConfig(ServiceConfig):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: Positive = 1
-    # Longest packed row, in tokens.
-    pack_tokens: Positive = 4096
+    # Sequences are packed into rows of so many tokens ...
+    row_tokens: Positive = 256
+    # ... and so many tokens are on the device at once; their gradients add up.
+    pack_tokens: Positive = 8192
     # A version is published, and a checkpoint is taken, each so many optimiser steps.
     publish_every: Positive = 1
     keep_checkpoints: Positive = 3

@@ -577,6 +577,12 @@ class TrainingGroup(_message.Message):
     reward_std: float
     def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., group_id: _Optional[str] = ..., task_id: _Optional[str] = ..., domain: _Optional[str] = ..., group_size: _Optional[int] = ..., samples: _Optional[_Iterable[_Union[TrainingSample, _Mapping]]] = ..., advantage_estimator: _Optional[str] = ..., close_reason: _Optional[_Union[CloseReason, str]] = ..., drop_reason: _Optional[str] = ..., loss_weight: _Optional[float] = ..., reward_mean: _Optional[float] = ..., reward_std: _Optional[float] = ...) -> None: ...
 
+class TrainingGroupList(_message.Message):
+    __slots__ = ("groups",)
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    groups: _containers.RepeatedCompositeFieldContainer[TrainingGroup]
+    def __init__(self, groups: _Optional[_Iterable[_Union[TrainingGroup, _Mapping]]] = ...) -> None: ...
+
 class SampleUse(_message.Message):
     __slots__ = ("rollout_id", "group_id", "segment", "staleness", "advantage", "reward", "tokens", "ratio_mean", "ratio_max", "clip_fraction", "loss", "drop_reason")
     ROLLOUT_ID_FIELD_NUMBER: _ClassVar[int]

@@ -1,0 +1,246 @@
+"""The service that trains: stages in order, versions published, every sample accounted for.
+
+Order of one step, which is what makes it exact: take groups from the buffer, step, write the
+checkpoint (weights, optimiser, log positions, buffer, and the records due), and only then emit the
+records and publish the version. A crash before the checkpoint repeats the step from the log; a crash
+after it emits the same records again under the same ids.
+
+After the last stage it goes on reading ``replay`` and records what it will not train on any more as
+``run_complete``, until it is told to stop.
+
+| task | waits for | unblocked by |
+|---|---|---|
+| main loop | groups on ``replay`` | processors; the wish to stop |
+| compute thread | work of the main loop | the main loop |
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, TypeVar
+
+import structlog
+
+from rollstream import lifecycle
+from rollstream.bus import Consumer, Producer, Record, connect
+from rollstream.bus.deadletters import dead_letter, send_dead_letter
+from rollstream.config.model import RlStage, SftStage
+from rollstream.errors import ConfigError, ContractError
+from rollstream.lifecycle import Service, ServiceContext
+from rollstream.telemetry import tracer
+from rollstream.topics import POLICY_VERSIONS, REPLAY, TRAINING_STEPS
+from rollstream.v1 import events_pb2
+from trainer.buffer import Refusal
+
+if TYPE_CHECKING:
+    from trainer.checkpoint import Checkpoint
+    from trainer.session import TrainerSession
+
+log = structlog.get_logger(__name__)
+T = TypeVar("T")
+
+# Groups read ahead of the step that needs them: bounds the memory of the buffer.
+_PREFETCH_STEPS = 4
+_POLL_S = 0.2
+
+
+class Trainer(Service):
+    """Trains the policy on what ``replay`` brings."""
+
+    name = "trainer"
+
+    def __init__(self, context: ServiceContext) -> None:
+        super().__init__(context)
+        for stage in self.config.trainer.stages:
+            if isinstance(stage, RlStage) and stage.kl_coefficient > 0:
+                raise ConfigError(
+                    f"stage {stage.name!r}: kl_coefficient={stage.kl_coefficient} needs a reference "
+                    "model, which this trainer does not have",
+                    hint="set it to 0",
+                )
+        self._bus = connect(self.config)
+        # One thread: compute is single-threaded, and torch's state stays in one place.
+        self._compute = ThreadPoolExecutor(max_workers=1, thread_name_prefix="compute")
+        self._session: TrainerSession | None = None
+        self._stats: dict[str, float] = {}
+        self._lag_records = 0.0
+
+    def ready(self) -> bool:
+        return self._session is not None
+
+    def stats(self) -> Mapping[str, float]:
+        session = self._session
+        if session is None:
+            return {}
+        state = session.state
+        return {
+            "stage": state.stage,
+            "step": state.step,
+            "policy_version": state.version,
+            "samples_trained": state.samples_trained,
+            "groups_buffered": len(session.buffer),
+            "duplicates": session.buffer.duplicates,
+            "lag_records": self._lag_records,
+            **session.progress,
+            **self._stats,
+        }
+
+    async def run(self) -> None:
+        from trainer.session import TrainerSession
+
+        session = TrainerSession(self.config)
+        producer = self._bus.producer(client_id="trainer")
+        consumer = self._bus.consumer([REPLAY], client_id="trainer")
+        try:
+            await producer.start()
+            await consumer.start()
+            checkpoint = await self._in_thread(session.open)
+            self._session = session
+            if checkpoint is not None:
+                await self._emit(producer, checkpoint)
+            for partition, offset in session.buffer.positions.items():
+                consumer.seek(REPLAY, partition, offset)
+            await self._stages(session, producer, consumer)
+            await self._drain(session, producer, consumer)
+        finally:
+            self._compute.shutdown(wait=True)
+            await consumer.stop()
+            await producer.stop()
+
+    async def _stages(
+        self, session: TrainerSession, producer: Producer, consumer: Consumer
+    ) -> None:
+        while not self.context.stopping.is_set() and (stage := session.stage) is not None:
+            if isinstance(stage, SftStage):
+                stopping = self.context.stopping.is_set
+                started = stage
+                checkpoint = await self._in_thread(lambda: session.warm_up(started, stopping))
+                if checkpoint is not None:
+                    await self._emit(producer, checkpoint)
+            else:
+                if session.state.version < 0:
+                    await self._emit(producer, await self._in_thread(session.publish_baseline))
+                await self._rl_step(session, stage, producer, consumer)
+
+    async def _rl_step(
+        self, session: TrainerSession, stage: RlStage, producer: Producer, consumer: Consumer
+    ) -> None:
+        """Read until a batch is there, and train on it; returns early when told to stop."""
+        waited = time.monotonic()
+        while not self.context.stopping.is_set():
+            version = session.state.version
+            stale = session.buffer.expire(version=version, max_staleness=stage.max_staleness)
+            await self._refuse(session, producer, stale)
+            groups = session.buffer.take(stage.groups_per_step)
+            if groups is not None:
+                break
+            await self._read(session, producer, consumer)
+        else:
+            return
+        wait_s = time.monotonic() - waited
+        started = time.monotonic()
+        with tracer.start_as_current_span("optimiser step"):
+            checkpoint = await self._in_thread(lambda: session.step(stage, groups))
+        if checkpoint is not None:
+            await self._emit(producer, checkpoint)
+        compute_s = time.monotonic() - started
+        tokens = sum(len(s.tokens.token_ids) // 4 for g in groups for s in g.samples)
+        self._stats = {
+            "wait_s": wait_s,
+            "compute_s": compute_s,
+            "tokens_per_s": tokens / max(compute_s, 1e-9),
+        }
+        log.info("step", step=session.state.step, wait_s=round(wait_s, 2), s=round(compute_s, 2))
+
+    async def _read(
+        self, session: TrainerSession, producer: Producer, consumer: Consumer
+    ) -> None:
+        """Take in what is on ``replay``; refused groups are recorded at once."""
+        stage = session.stage
+        room = _PREFETCH_STEPS * stage.groups_per_step if isinstance(stage, RlStage) else 0
+        refusals: list[Refusal] = []
+        for record in await consumer.poll(max_records=max(1, room), timeout_s=_POLL_S):
+            group = await self._decode(record, producer)
+            if group is None:
+                continue
+            refusal = session.buffer.offer(
+                group, partition=record.partition, offset=record.offset
+            )
+            if refusal is not None:
+                refusals.append(refusal)
+        await self._refuse(session, producer, refusals)
+        self._lag_records = sum(p.end - p.position for p in await consumer.positions())
+
+    async def _decode(
+        self, record: Record, producer: Producer
+    ) -> events_pb2.TrainingGroup | None:
+        try:
+            event = self._bus.decode(record)
+        except ContractError as error:
+            log.error("group is broken", offset=record.offset, error=str(error))
+            letter = dead_letter(record, error, service=self.name, run_id=self.config.run.id)
+            await send_dead_letter(producer, letter)
+            return None
+        assert isinstance(event, events_pb2.TrainingGroup)
+        return event
+
+    async def _drain(
+        self, session: TrainerSession, producer: Producer, consumer: Consumer
+    ) -> None:
+        """All stages are done: account for what still comes, until told to stop."""
+        if session.stage is not None:
+            return
+        await self._refuse(session, producer, session.buffer.drain())
+        while not self.context.stopping.is_set():
+            await self._read(session, producer, consumer)
+            await self._refuse(session, producer, session.buffer.drain())
+
+    async def _refuse(
+        self, session: TrainerSession, producer: Producer, refusals: list[Refusal]
+    ) -> None:
+        from trainer.records import refusal_event
+
+        if not refusals:
+            return
+        state, stage = session.state, session.stage
+        name = stage.name if stage else ""
+        events = [
+            refusal_event(self.config, r, step=state.step, stage=name, version=state.version)
+            for r in refusals
+        ]
+        await producer.send_batch(TRAINING_STEPS, [(self.config.run.id, e) for e in events])
+        for refusal in refusals:
+            key = f"groups_dropped_{refusal.reason}"
+            session.progress[key] = session.progress.get(key, 0) + 1
+
+    async def _emit(self, producer: Producer, checkpoint: Checkpoint) -> None:
+        """Emit what a durable checkpoint makes true: step records, then the version."""
+        from trainer.records import version_event
+
+        state = checkpoint.state
+        records = [events_pb2.TrainingStep.FromString(bytes.fromhex(e)) for e in state.events]
+        await producer.send_batch(TRAINING_STEPS, [(self.config.run.id, e) for e in records])
+        if not state.publish:
+            return
+        event = version_event(
+            self.config,
+            checkpoint.policy,
+            version=state.version,
+            step=state.step,
+            stage=records[-1].stage if records else "",
+            baseline=state.baseline,
+            final=state.final,
+        )
+        await producer.send_batch(POLICY_VERSIONS, [(self.config.policy.name, event)])
+        log.info("published", version=state.version, final=state.final)
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._compute, work)
+
+
+if __name__ == "__main__":
+    sys.exit(lifecycle.main(Trainer))

@@ -1,0 +1,267 @@
+"""The trainer's work as blocking calls: open or resume, warm up, step, save.
+
+Runs in one thread of its own, so that the service's loop stays alive. Everything that decides what
+comes next is in the checkpoint; nothing is emitted from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import structlog
+import torch
+
+from environments.registry import make
+from rollstream import codecs
+from rollstream.chat import ChatFormat
+from rollstream.config import Config
+from rollstream.config.model import OptimiserConfig, RlStage, SftStage
+from rollstream.v1 import events_pb2
+from trainer.buffer import GroupBuffer, live_samples
+from trainer.checkpoint import Checkpoint, CheckpointStore, TrainerState
+from trainer.learner import Learner
+from trainer.model import load_model, prepare_start, write_policy
+from trainer.packing import TrainSequence
+from trainer.records import sample_uses, step_event
+
+log = structlog.get_logger(__name__)
+
+_SFT_CHECKPOINT_STEPS = 100
+
+
+class TrainerSession:
+    """Model, optimiser, buffer and checkpoints of one run."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.state = TrainerState()
+        self.buffer = GroupBuffer(
+            window=config.trainer.trained_window, max_length=config.policy.max_length
+        )
+        self.progress: dict[str, float] = {}
+        self._store = CheckpointStore(
+            config.run.dir / "checkpoints", keep=config.trainer.keep_checkpoints
+        )
+        self._pending: list[str] = []
+
+    def open(self) -> Checkpoint | None:
+        """Load the model: from the latest checkpoint, whose events are then due again, or afresh."""
+        settings = self.config.trainer
+        torch.set_num_threads(settings.threads)
+        torch.set_flush_denormal(True)
+        self._device = _device(settings.device)
+        self._start = prepare_start(self.config, self.config.run.dir / "start")
+        self.chat = ChatFormat(self._start)
+        checkpoint = self._store.latest()
+        self._learner = Learner(
+            load_model(checkpoint.policy if checkpoint else self._start, self._device),
+            pad_id=self.chat.pad_id,
+            row_tokens=settings.row_tokens,
+            micro_tokens=settings.pack_tokens,
+            device=self._device,
+        )
+        torch.manual_seed(self.config.run.seed)
+        if checkpoint is not None:
+            self._resume(checkpoint)
+        return checkpoint
+
+    @property
+    def stage(self) -> SftStage | RlStage | None:
+        """The stage to work on now; None when all are done."""
+        stages = self.config.trainer.stages
+        return stages[self.state.stage] if self.state.stage < len(stages) else None
+
+    @property
+    def is_last_stage(self) -> bool:
+        return self.state.stage == len(self.config.trainer.stages) - 1
+
+    def warm_up(self, stage: SftStage, stopped: Callable[[], bool]) -> Checkpoint | None:
+        """Do the rest of an SFT stage. None when it was stopped: a checkpoint marks how far it got."""
+        self._begin(stage.optimiser)
+        batches = self._demonstrations(stage, skip=self.state.stage_step)
+        for index in range(self.state.stage_step, stage.steps):
+            lr = _sft_rate(stage, index)
+            metrics = self._learner.sft_step(next(batches), lr=lr)
+            self.state = replace(self.state, stage_step=index + 1)
+            self.progress = {"sft_step": index + 1, "sft_loss": metrics["loss"]}
+            if (index + 1) % 50 == 0:
+                log.info("warm-up", step=index + 1, of=stage.steps, loss=round(metrics["loss"], 4))
+            if stopped():
+                self.save()
+                return None
+            if (index + 1) % _SFT_CHECKPOINT_STEPS == 0 and index + 1 < stage.steps:
+                self.save()
+        return self.end_stage()
+
+    def end_stage(self) -> Checkpoint | None:
+        """Go on to the next stage; returns the checkpoint when the weights are a version to publish."""
+        stages = self.config.trainer.stages
+        following = stages[self.state.stage + 1 :]
+        self.state = replace(self.state, stage=self.state.stage + 1, stage_step=0)
+        self._learner.optimiser = None
+        if self.state.version >= 0 or any(isinstance(s, SftStage) for s in following[:1]):
+            self.save()
+            return None
+        return self.publish_baseline()
+
+    def publish_baseline(self) -> Checkpoint:
+        """Version 0: the weights that RL starts from."""
+        self.state = replace(self.state, version=0)
+        final = not any(isinstance(s, RlStage) for s in self.config.trainer.stages)
+        return self.save(publish=True, baseline=True, final=final)
+
+    def step(self, stage: RlStage, groups: Sequence[events_pb2.TrainingGroup]) -> Checkpoint | None:
+        """One optimiser step on ``groups``. Returns the checkpoint when one was due.
+
+        The record of the step is held back until a checkpoint contains the step.
+        """
+        self._begin(stage.optimiser)
+        samples = [(group, sample) for group in groups for sample in live_samples(group)]
+        sequences = [_sequence(group, sample) for group, sample in samples]
+        result = self._learner.rl_step(
+            sequences, lr=_rl_rate(stage, self.state.stage_step), tis_clip=stage.tis_clip
+        )
+        version = self.state.version
+        if not result.applied:
+            log.error("loss or gradient is not finite: step refused", metrics=dict(result.metrics))
+        step = self.state.step + 1
+        metrics = {**result.metrics, **_reward_metrics(groups, samples)}
+        uses = sample_uses(
+            samples,
+            result.sequences,
+            version=version,
+            drop_reason="" if result.applied else "non_finite",
+        )
+        event = step_event(
+            self.config, step=step, stage=stage.name, version=version, uses=uses, metrics=metrics
+        )
+        self._pending.append(event.SerializeToString().hex())
+        trained = len(samples) if result.applied else 0
+        self.state = replace(
+            self.state,
+            step=step,
+            stage_step=self.state.stage_step + 1,
+            version=version + int(result.applied),
+            samples_trained=self.state.samples_trained + trained,
+        )
+        done = self.state.stage_step >= stage.steps
+        if not done and self.state.stage_step % self.config.trainer.publish_every:
+            return None
+        final = done and self.is_last_stage
+        if done:
+            self.state = replace(self.state, stage=self.state.stage + 1, stage_step=0)
+        return self.save(publish=True, final=final)
+
+    def save(
+        self, *, publish: bool = False, baseline: bool = False, final: bool = False
+    ) -> Checkpoint:
+        """Make everything up to here durable."""
+        self.state = replace(
+            self.state,
+            number=self.state.number + 1,
+            positions=dict(self.buffer.positions),
+            finished=self.buffer.finished,
+            events=self._pending,
+            publish=publish,
+            baseline=baseline,
+            final=final,
+        )
+        optimiser = self._learner.optimiser
+        tensors = {
+            "optimiser": optimiser.state_dict() if optimiser else {},
+            "rng": torch.get_rng_state(),
+        }
+        checkpoint = self._store.save(
+            self.state,
+            self.buffer.groups,
+            tensors,
+            lambda folder: write_policy(
+                self._learner.model, self._start, folder, dtype=self.config.policy.dtype
+            ),
+        )
+        self._pending = []
+        return checkpoint
+
+    def _resume(self, checkpoint: Checkpoint) -> None:
+        self.state = checkpoint.state
+        self.buffer.restore(
+            positions=checkpoint.state.positions,
+            groups=iter(checkpoint.groups),
+            finished=checkpoint.state.finished,
+        )
+        tensors = checkpoint.tensors()
+        if tensors["optimiser"] and self.stage is not None:
+            self._learner.begin_stage(self.stage.optimiser)
+            assert self._learner.optimiser is not None
+            self._learner.optimiser.load_state_dict(tensors["optimiser"])
+        torch.set_rng_state(tensors["rng"])
+        log.info("resumed", checkpoint=checkpoint.folder.name, step=self.state.step)
+
+    def _begin(self, settings: OptimiserConfig) -> None:
+        if self._learner.optimiser is None:
+            self._learner.begin_stage(settings)
+
+    def _demonstrations(self, stage: SftStage, *, skip: int) -> Iterator[list[TrainSequence]]:
+        environment = make(self.config.domain(stage.domain))
+        stream = environment.demonstrations(seed=self.config.run.seed)
+        for _ in islice(stream, skip * stage.batch_size):
+            pass
+        while True:
+            yield [
+                TrainSequence(token_ids=ids, mask=mask)
+                for ids, mask in (
+                    self.chat.encode_demonstration(messages, environment.tools)
+                    for messages in islice(stream, stage.batch_size)
+                )
+            ]
+
+
+def _sequence(
+    group: events_pb2.TrainingGroup, sample: events_pb2.TrainingSample
+) -> TrainSequence:
+    return TrainSequence(
+        token_ids=codecs.token_array(sample.tokens),
+        mask=codecs.sampled_mask(sample.tokens),
+        logprobs=codecs.full_logprobs(sample.tokens),
+        advantage=sample.advantage * (group.loss_weight or 1.0),
+    )
+
+
+def _reward_metrics(
+    groups: Sequence[events_pb2.TrainingGroup],
+    samples: Sequence[tuple[events_pb2.TrainingGroup, events_pb2.TrainingSample]],
+) -> Mapping[str, float]:
+    rewards = np.array([sample.reward for _, sample in samples])
+    advantages = np.array([sample.advantage for _, sample in samples])
+    return {
+        "reward_mean": float(rewards.mean()),
+        "reward_std": float(rewards.std()),
+        "advantage_abs_mean": float(np.abs(advantages).mean()),
+        "groups": float(len(groups)),
+        "samples": float(len(samples)),
+    }
+
+
+def _sft_rate(stage: SftStage, index: int) -> float:
+    """Linear warm-up, then linear decay to ``final_lr_share`` of the rate."""
+    settings = stage.optimiser
+    warm = min(1.0, (index + 1) / max(1, settings.warmup_steps))
+    decay = 1.0 - (1.0 - stage.final_lr_share) * index / stage.steps
+    return settings.lr * warm * decay
+
+
+def _rl_rate(stage: RlStage, index: int) -> float:
+    return stage.optimiser.lr * min(1.0, (index + 1) / max(1, stage.optimiser.warmup_steps))
+
+
+def _device(wanted: str) -> torch.device:
+    if wanted == "auto":
+        wanted = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(wanted)
+
+
