@@ -18,10 +18,20 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from rollstream.errors import ConfigError, ContractError
+from rollstream.sandbox import ExecResult, SandboxSession
 from rollstream.v1 import events_pb2
+
+__all__ = [
+    "Environment",
+    "ExecResult",
+    "RejectedTask",
+    "SandboxSession",
+    "TaskSpec",
+    "ToolOutcome",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,51 +59,6 @@ class RejectedTask:
     position: int
     raw: bytes
     error: ContractError
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExecResult:
-    """What a command in the sandbox did. ``reason``: "exited", "signalled", "timeout", "oom"."""
-
-    exit_code: int
-    reason: str
-    stdout: bytes
-    stderr: bytes
-    dropped_bytes: int
-    wall_s: float
-
-
-class SandboxSession(Protocol):
-    """A live sandbox session, as tools and verifiers use it.
-
-    Every method raises ``SandboxLostError`` when the session is gone and ``InfraError`` when the
-    executor cannot be reached; a failing command or a timeout is a result.
-    """
-
-    @property
-    def session_id(self) -> str: ...
-
-    async def exec(
-        self,
-        argv: Sequence[str],
-        *,
-        stdin: bytes = b"",
-        cwd: str = "",
-        env: Mapping[str, str] | None = None,
-        timeout_s: float = 10.0,
-    ) -> ExecResult:
-        """Run a command to its end; its whole process tree is gone when this returns."""
-
-    async def run_python(self, code: str, *, timeout_s: float = 10.0) -> ExecResult:
-        """Run a script in a fork of the session's warm interpreter: a fresh ``__main__`` each time,
-        same file system.
-        """
-
-    async def put_files(self, files: Mapping[str, bytes]) -> None:
-        """Write files, relative to the work folder; parents are made."""
-
-    async def get_files(self, paths: Sequence[str]) -> Mapping[str, bytes]:
-        """Read regular files; a missing one is left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -111,7 +111,6 @@ class GroupBuffer:
             self._finished.popitem(last=False)
 
 
-
 def live_samples(group: events_pb2.TrainingGroup) -> list[events_pb2.TrainingSample]:
     """The samples of a group that are to be trained on: the others were accounted for before."""
     return [s for s in group.samples if not s.drop_reason]

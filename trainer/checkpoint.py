@@ -1,10 +1,10 @@
 """Atomic checkpoints: everything that the next step depends on, in one folder.
 
-A checkpoint is written under a temporary name, synced to disk and renamed: it exists whole or not at
-all. What it holds: weights (in ``policy/``, the same folder that is published), optimiser, random
-state, stage, step and version, positions in the replay log, the buffered groups, the ids already
-trained on, and the events that were to be emitted after it. A crash between the rename and the
-emission loses nothing: on resume those events are emitted again, with the same ids.
+A checkpoint is written under a temporary name, synced to disk and renamed: it exists whole or not
+at all. What it holds: weights (in ``policy/``, the same folder that is published), optimiser,
+random state, stage, step and version, positions in the replay log, the buffered groups, the ids
+already trained on, and the events that were to be emitted after it. A crash between the rename and
+the emission loses nothing: on resume those events are emitted again, with the same ids.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class TrainerState:
     ``number`` rises with every checkpoint. ``stage`` is an index into trainer.stages and
     ``stage_step`` the steps done in it; ``version`` is the policy version, which is the number of
     RL steps, -1 before the baseline. ``events``: the step records that this checkpoint makes true,
-    in hex. ``publish``: whether its weights are a new version; ``baseline`` and ``final`` say which.
+    in hex. ``publish``: whether its weights are a new version; ``baseline`` and ``final`` say
+    which.
     """
 
     number: int = 0

@@ -143,7 +143,10 @@ class Learner:
         self.optimiser.zero_grad(set_to_none=True)
 
     def _apply(self, loss: float, *, lr: float) -> tuple[bool, float]:
-        """Clip and step, unless loss or gradient is not finite. Returns (applied, gradient norm)."""
+        """Clip and step, unless loss or gradient is not finite.
+
+        Returns (applied, gradient norm).
+        """
         assert self.optimiser is not None
         clip = self._settings.grad_clip
         norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), clip))

@@ -2,8 +2,8 @@
 
 Order of one step, which is what makes it exact: take groups from the buffer, step, write the
 checkpoint (weights, optimiser, log positions, buffer, and the records due), and only then emit the
-records and publish the version. A crash before the checkpoint repeats the step from the log; a crash
-after it emits the same records again under the same ids.
+records and publish the version. A crash before the checkpoint repeats the step from the log; a
+crash after it emits the same records again under the same ids.
 
 After the last stage it goes on reading ``replay`` and records what it will not train on any more as
 ``run_complete``, until it is told to stop.
@@ -156,9 +156,7 @@ class Trainer(Service):
         }
         log.info("step", step=session.state.step, wait_s=round(wait_s, 2), s=round(compute_s, 2))
 
-    async def _read(
-        self, session: TrainerSession, producer: Producer, consumer: Consumer
-    ) -> None:
+    async def _read(self, session: TrainerSession, producer: Producer, consumer: Consumer) -> None:
         """Take in what is on ``replay``; refused groups are recorded at once."""
         stage = session.stage
         room = _PREFETCH_STEPS * stage.groups_per_step if isinstance(stage, RlStage) else 0
@@ -167,17 +165,13 @@ class Trainer(Service):
             group = await self._decode(record, producer)
             if group is None:
                 continue
-            refusal = session.buffer.offer(
-                group, partition=record.partition, offset=record.offset
-            )
+            refusal = session.buffer.offer(group, partition=record.partition, offset=record.offset)
             if refusal is not None:
                 refusals.append(refusal)
         await self._refuse(session, producer, refusals)
         self._lag_records = sum(p.end - p.position for p in await consumer.positions())
 
-    async def _decode(
-        self, record: Record, producer: Producer
-    ) -> events_pb2.TrainingGroup | None:
+    async def _decode(self, record: Record, producer: Producer) -> events_pb2.TrainingGroup | None:
         try:
             event = self._bus.decode(record)
         except ContractError as error:
@@ -188,9 +182,7 @@ class Trainer(Service):
         assert isinstance(event, events_pb2.TrainingGroup)
         return event
 
-    async def _drain(
-        self, session: TrainerSession, producer: Producer, consumer: Consumer
-    ) -> None:
+    async def _drain(self, session: TrainerSession, producer: Producer, consumer: Consumer) -> None:
         """All stages are done: account for what still comes, until told to stop."""
         if session.stage is not None:
             return

@@ -48,7 +48,11 @@ def _make_fresh(config: Config, folder: Path) -> None:
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     wanted = config.policy.model
-    files = make(config.domain(wanted.tokenizer_domain)).tokenizer() if wanted.tokenizer_domain else None
+    files = (
+        make(config.domain(wanted.tokenizer_domain)).tokenizer()
+        if wanted.tokenizer_domain
+        else None
+    )
     if files is None:
         raise ConfigError(
             "policy.model has neither a path nor a tokenizer_domain that brings a tokenizer",

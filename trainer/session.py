@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import structlog
@@ -81,7 +79,10 @@ class TrainerSession:
         return self.state.stage == len(self.config.trainer.stages) - 1
 
     def warm_up(self, stage: SftStage, stopped: Callable[[], bool]) -> Checkpoint | None:
-        """Do the rest of an SFT stage. None when it was stopped: a checkpoint marks how far it got."""
+        """Do the rest of an SFT stage.
+
+        None when it was stopped: a checkpoint marks how far it got.
+        """
         self._begin(stage.optimiser)
         batches = self._demonstrations(stage, skip=self.state.stage_step)
         for index in range(self.state.stage_step, stage.steps):
@@ -99,7 +100,9 @@ class TrainerSession:
         return self.end_stage()
 
     def end_stage(self) -> Checkpoint | None:
-        """Go on to the next stage; returns the checkpoint when the weights are a version to publish."""
+        """Go on to the next stage; returns the checkpoint when the weights are a version to
+        publish.
+        """
         stages = self.config.trainer.stages
         following = stages[self.state.stage + 1 :]
         self.state = replace(self.state, stage=self.state.stage + 1, stage_step=0)
@@ -221,9 +224,7 @@ class TrainerSession:
             ]
 
 
-def _sequence(
-    group: events_pb2.TrainingGroup, sample: events_pb2.TrainingSample
-) -> TrainSequence:
+def _sequence(group: events_pb2.TrainingGroup, sample: events_pb2.TrainingSample) -> TrainSequence:
     return TrainSequence(
         token_ids=codecs.token_array(sample.tokens),
         mask=codecs.sampled_mask(sample.tokens),
@@ -263,5 +264,3 @@ def _device(wanted: str) -> torch.device:
     if wanted == "auto":
         wanted = "cuda" if torch.cuda.is_available() else "cpu"
     return torch.device(wanted)
-
-

@@ -480,7 +480,7 @@ class NormaliserState(_message.Message):
     def __init__(self, kind: _Optional[str] = ..., mean: _Optional[float] = ..., std: _Optional[float] = ..., count: _Optional[int] = ...) -> None: ...
 
 class ScoredTrajectory(_message.Message):
-    __slots__ = ("header", "rollout_id", "task_id", "group_id", "sample_index", "attempt", "domain", "purpose", "group_size", "components", "raw", "normalised", "normaliser", "reward_spec_digest", "flags", "validity", "invalid_reason", "sequences", "policy_version_min", "policy_version_max", "suite")
+    __slots__ = ("header", "rollout_id", "task_id", "group_id", "sample_index", "attempt", "domain", "purpose", "group_size", "components", "raw", "normalised", "normaliser", "reward_spec_digest", "flags", "validity", "invalid_reason", "sequences", "policy_version_min", "policy_version_max", "suite", "loss_weight")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     ROLLOUT_ID_FIELD_NUMBER: _ClassVar[int]
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
@@ -502,6 +502,7 @@ class ScoredTrajectory(_message.Message):
     POLICY_VERSION_MIN_FIELD_NUMBER: _ClassVar[int]
     POLICY_VERSION_MAX_FIELD_NUMBER: _ClassVar[int]
     SUITE_FIELD_NUMBER: _ClassVar[int]
+    LOSS_WEIGHT_FIELD_NUMBER: _ClassVar[int]
     header: Header
     rollout_id: str
     task_id: str
@@ -523,7 +524,8 @@ class ScoredTrajectory(_message.Message):
     policy_version_min: int
     policy_version_max: int
     suite: str
-    def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., rollout_id: _Optional[str] = ..., task_id: _Optional[str] = ..., group_id: _Optional[str] = ..., sample_index: _Optional[int] = ..., attempt: _Optional[int] = ..., domain: _Optional[str] = ..., purpose: _Optional[_Union[Purpose, str]] = ..., group_size: _Optional[int] = ..., components: _Optional[_Iterable[_Union[RewardComponent, _Mapping]]] = ..., raw: _Optional[float] = ..., normalised: _Optional[float] = ..., normaliser: _Optional[_Union[NormaliserState, _Mapping]] = ..., reward_spec_digest: _Optional[str] = ..., flags: _Optional[_Iterable[str]] = ..., validity: _Optional[_Union[Validity, str]] = ..., invalid_reason: _Optional[str] = ..., sequences: _Optional[_Iterable[_Union[TokenSequence, _Mapping]]] = ..., policy_version_min: _Optional[int] = ..., policy_version_max: _Optional[int] = ..., suite: _Optional[str] = ...) -> None: ...
+    loss_weight: float
+    def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., rollout_id: _Optional[str] = ..., task_id: _Optional[str] = ..., group_id: _Optional[str] = ..., sample_index: _Optional[int] = ..., attempt: _Optional[int] = ..., domain: _Optional[str] = ..., purpose: _Optional[_Union[Purpose, str]] = ..., group_size: _Optional[int] = ..., components: _Optional[_Iterable[_Union[RewardComponent, _Mapping]]] = ..., raw: _Optional[float] = ..., normalised: _Optional[float] = ..., normaliser: _Optional[_Union[NormaliserState, _Mapping]] = ..., reward_spec_digest: _Optional[str] = ..., flags: _Optional[_Iterable[str]] = ..., validity: _Optional[_Union[Validity, str]] = ..., invalid_reason: _Optional[str] = ..., sequences: _Optional[_Iterable[_Union[TokenSequence, _Mapping]]] = ..., policy_version_min: _Optional[int] = ..., policy_version_max: _Optional[int] = ..., suite: _Optional[str] = ..., loss_weight: _Optional[float] = ...) -> None: ...
 
 class TrainingSample(_message.Message):
     __slots__ = ("rollout_id", "sample_index", "attempt", "segment", "tokens", "reward", "advantage", "policy_version_min", "policy_version_max", "drop_reason")
@@ -582,6 +584,16 @@ class TrainingGroupList(_message.Message):
     GROUPS_FIELD_NUMBER: _ClassVar[int]
     groups: _containers.RepeatedCompositeFieldContainer[TrainingGroup]
     def __init__(self, groups: _Optional[_Iterable[_Union[TrainingGroup, _Mapping]]] = ...) -> None: ...
+
+class GroupState(_message.Message):
+    __slots__ = ("scored", "opened_at_s", "closed")
+    SCORED_FIELD_NUMBER: _ClassVar[int]
+    OPENED_AT_S_FIELD_NUMBER: _ClassVar[int]
+    CLOSED_FIELD_NUMBER: _ClassVar[int]
+    scored: _containers.RepeatedCompositeFieldContainer[ScoredTrajectory]
+    opened_at_s: float
+    closed: bool
+    def __init__(self, scored: _Optional[_Iterable[_Union[ScoredTrajectory, _Mapping]]] = ..., opened_at_s: _Optional[float] = ..., closed: _Optional[bool] = ...) -> None: ...
 
 class SampleUse(_message.Message):
     __slots__ = ("rollout_id", "group_id", "segment", "staleness", "advantage", "reward", "tokens", "ratio_mean", "ratio_max", "clip_fraction", "loss", "drop_reason")

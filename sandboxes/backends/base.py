@@ -1,0 +1,65 @@
+"""The backend contract: make an isolated session, talk to it, destroy it.
+
+A backend starts one guest (``sandboxes/guest.py``) per session and hands out a ``Channel`` to it.
+The channel is the lease: when this end closes, the guest ends and the kernel kills all that it
+started.
+
+Failure: ``InfraError`` when a session cannot be made; ``SandboxLostError`` when it died.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from sandboxes.channel import Channel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionLimits:
+    """Limits of one session and of each command in it. Sizes in bytes, times in seconds."""
+
+    memory_bytes: int
+    pids: int
+    disk_bytes: int
+    wall_s: float
+    output_bytes: int
+
+    def rlimits(self) -> dict[str, int]:
+        """The limits that the guest sets for each command."""
+        return {
+            "AS": self.memory_bytes,
+            "NPROC": self.pids,
+            "FSIZE": max(self.disk_bytes, 1 << 20),
+            "NOFILE": 1024,
+            "CORE": 0,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Isolation:
+    """What a backend really enforces on this machine: reported with every session.
+
+    ``tier``: "ns" (namespaces) or "none". ``missing``: what it would enforce and cannot here.
+    """
+
+    tier: str
+    missing: tuple[str, ...] = ()
+
+
+class Backend(ABC):
+    """Makes sessions of one kind of isolation."""
+
+    name: str
+
+    @abstractmethod
+    async def start(self) -> Isolation:
+        """Prove that a session can be made here. ``ConfigError`` with the remedy when not."""
+
+    @abstractmethod
+    async def create(self, toolchain: str, limits: SessionLimits) -> Channel:
+        """A fresh session, proved alive by an answer. ``ConfigError`` for an unknown toolchain."""
+
+    @abstractmethod
+    async def stop(self) -> None:
+        """Remove what the backend itself holds; sessions are closed by their owners."""

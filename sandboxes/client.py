@@ -1,0 +1,241 @@
+"""The client of sandbox executors: sessions that end with the block that opened them.
+
+Executors are chosen by two random choices (of two, the one that has fewer of our sessions); when
+one cannot be reached the next is tried, until the budget is spent. Leases are renewed in the
+background as long as the client lives; a client that dies stops renewing, and its sessions end.
+
+| task | waits for | unblocked by |
+|---|---|---|
+| ``renew`` | a third of the shortest lease | time |
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+import uuid
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import NoReturn
+
+import grpc
+import grpc.aio
+import structlog
+
+from rollstream import telemetry
+from rollstream.errors import ConfigError, ContractError, InfraError, SandboxLostError
+from rollstream.sandbox import ExecResult
+from rollstream.v1 import events_pb2, sandbox_pb2_grpc
+from rollstream.v1 import sandbox_pb2 as pb
+
+log = structlog.get_logger(__name__)
+
+_OPTIONS = (
+    ("grpc.max_receive_message_length", 256 << 20),
+    ("grpc.max_send_message_length", 256 << 20),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 2000),
+)
+# A call may take this much longer than the command it runs.
+_CALL_MARGIN_S = 10.0
+_FILE_CALL_S = 60.0
+_DESTROY_S = 10.0
+_RETRY_S = 0.3
+_TRY_NEXT = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+)
+
+
+class _Executor:
+    """One executor as the client sees it."""
+
+    def __init__(self, target: str) -> None:
+        self.target = target
+        self.channel = grpc.aio.insecure_channel(target, options=_OPTIONS)
+        self.stub = sandbox_pb2_grpc.SandboxServiceStub(self.channel)
+        self.sessions: set[str] = set()
+
+
+class Session:
+    """A session on one executor; satisfies ``rollstream.sandbox.SandboxSession``."""
+
+    def __init__(self, executor: _Executor, session_id: str, *, wait_s: float) -> None:
+        self._executor = executor
+        self._id = session_id
+        self.wait_s = wait_s
+
+    @property
+    def session_id(self) -> str:
+        return self._id
+
+    async def exec(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes = b"",
+        cwd: str = "",
+        env: Mapping[str, str] | None = None,
+        timeout_s: float = 10.0,
+    ) -> ExecResult:
+        """Run a command to its end."""
+        request = pb.ExecRequest(
+            session_id=self._id,
+            argv=pb.Argv(values=argv),
+            stdin=stdin,
+            cwd=cwd,
+            env=dict(env or {}),
+            timeout_s=timeout_s,
+        )
+        return await self._run(request)
+
+    async def run_python(self, code: str, *, timeout_s: float = 10.0) -> ExecResult:
+        """Run a script in a fork of the warm interpreter."""
+        return await self._run(
+            pb.ExecRequest(session_id=self._id, python=code, timeout_s=timeout_s)
+        )
+
+    async def put_files(self, files: Mapping[str, bytes]) -> None:
+        """Write files, relative to the work folder."""
+        request = pb.PutFilesRequest(session_id=self._id, files=dict(files))
+        try:
+            await self._executor.stub.PutFiles(request, timeout=_FILE_CALL_S)
+        except grpc.aio.AioRpcError as error:
+            self._raise(error)
+
+    async def get_files(self, paths: Sequence[str]) -> Mapping[str, bytes]:
+        """Read regular files."""
+        request = pb.GetFilesRequest(session_id=self._id, paths=paths)
+        try:
+            answer = await self._executor.stub.GetFiles(request, timeout=_FILE_CALL_S)
+        except grpc.aio.AioRpcError as error:
+            self._raise(error)
+        return dict(answer.files)
+
+    async def _run(self, request: pb.ExecRequest) -> ExecResult:
+        out, err = [], []
+        try:
+            frames = self._executor.stub.Exec(
+                request,
+                timeout=request.timeout_s + _CALL_MARGIN_S,
+                metadata=telemetry.inject_metadata(),
+            )
+            async for frame in frames:
+                kind = frame.WhichOneof("frame")
+                if kind == "exited":
+                    return _result(frame.exited, b"".join(out), b"".join(err))
+                (out if kind == "stdout" else err).append(getattr(frame, kind))
+        except grpc.aio.AioRpcError as error:
+            self._raise(error)
+        raise SandboxLostError(f"session {self._id}: the command's end never came")
+
+    def _raise(self, error: grpc.aio.AioRpcError) -> NoReturn:
+        where = f"session {self._id} on {self._executor.target}"
+        if error.code() is grpc.StatusCode.INVALID_ARGUMENT:
+            raise ContractError(f"{where}: {error.details()}") from error
+        # NOT_FOUND: it died. Anything else: the executor is gone, and its sessions with it.
+        raise SandboxLostError(f"{where}: {error.details()} ({error.code().name})") from error
+
+
+class SandboxClient:
+    """Opens sessions on one of several executors. Use as an async context manager."""
+
+    def __init__(
+        self, targets: Sequence[str], *, budget_s: float = 60.0, lease_s: float = 30.0
+    ) -> None:
+        """``targets``: host:port each. ``budget_s``: how long opening a session is tried."""
+        if not targets:
+            raise ConfigError(
+                "no sandbox executor is named",
+                hint='set rollouts.sandbox_targets=["host:port"], or run the service sandboxes',
+            )
+        self._targets = tuple(targets)
+        self._budget_s = budget_s
+        self._lease_s = lease_s
+        self._executors: list[_Executor] = []
+        self._renewing: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> SandboxClient:
+        self._executors = [_Executor(target) for target in self._targets]
+        self._renewing = asyncio.create_task(self._renew(), name="renew")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._renewing is not None:
+            self._renewing.cancel()
+            await asyncio.gather(self._renewing, return_exceptions=True)
+        for executor in self._executors:
+            await executor.channel.close()
+
+    @contextlib.asynccontextmanager
+    async def session(self, spec: events_pb2.SandboxSpec) -> AsyncIterator[Session]:
+        """A session for the time of the block.
+
+        Raises:
+            InfraError: no executor gave one within the budget.
+            ContractError: no executor can give one (unknown toolchain).
+        """
+        executor, answer = await self._create(spec)
+        executor.sessions.add(answer.session_id)
+        try:
+            yield Session(executor, answer.session_id, wait_s=answer.wait_s)
+        finally:
+            executor.sessions.discard(answer.session_id)
+            # Shielded: a cancelled caller still ends its session; a lost answer ends with its
+            # lease.
+            await asyncio.shield(self._destroy(executor, answer.session_id))
+
+    async def _create(self, spec: events_pb2.SandboxSpec) -> tuple[_Executor, pb.CreateResponse]:
+        request = pb.CreateRequest(request_id=uuid.uuid4().hex, spec=spec, lease_s=self._lease_s)
+        deadline = time.monotonic() + self._budget_s
+        last = "never tried"
+        while (left := deadline - time.monotonic()) > 0:
+            executor = self._choose()
+            call = executor.stub.Create(request, timeout=left, metadata=telemetry.inject_metadata())
+            try:
+                return executor, await call
+            except grpc.aio.AioRpcError as error:
+                last = f"{executor.target}: {error.details()} ({error.code().name})"
+                if error.code() not in _TRY_NEXT:
+                    raise ContractError(f"no sandbox: {last}") from error
+            await asyncio.sleep(_RETRY_S)
+        raise InfraError(
+            f"no sandbox from {', '.join(self._targets)} within {self._budget_s:.0f} s; last: {last}",
+            hint="is the service sandboxes up, and does rollouts.sandbox_targets name it?",
+        )
+
+    def _choose(self) -> _Executor:
+        """Two random choices: of two executors the one with fewer of our sessions."""
+        pair = random.sample(self._executors, k=min(2, len(self._executors)))
+        return min(pair, key=lambda executor: len(executor.sessions))
+
+    async def _destroy(self, executor: _Executor, session_id: str) -> None:
+        try:
+            await executor.stub.Destroy(
+                pb.DestroyRequest(session_id=session_id), timeout=_DESTROY_S
+            )
+        except grpc.aio.AioRpcError as error:
+            log.warning("session left to its lease", session=session_id, code=error.code().name)
+
+    async def _renew(self) -> None:
+        while True:
+            await asyncio.sleep(self._lease_s / 3)
+            for executor in self._executors:
+                if not executor.sessions:
+                    continue
+                request = pb.RenewLeaseRequest(session_ids=sorted(executor.sessions))
+                with contextlib.suppress(grpc.aio.AioRpcError):
+                    await executor.stub.RenewLease(request, timeout=self._lease_s / 3)
+
+
+def _result(exited: pb.Exited, stdout: bytes, stderr: bytes) -> ExecResult:
+    return ExecResult(
+        exit_code=exited.code,
+        reason=exited.reason,
+        stdout=stdout,
+        stderr=stderr,
+        dropped_bytes=exited.dropped_bytes,
+        wall_s=exited.wall_s,
+    )
