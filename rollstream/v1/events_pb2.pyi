@@ -586,14 +586,16 @@ class TrainingGroupList(_message.Message):
     def __init__(self, groups: _Optional[_Iterable[_Union[TrainingGroup, _Mapping]]] = ...) -> None: ...
 
 class GroupState(_message.Message):
-    __slots__ = ("scored", "opened_at_s", "closed")
+    __slots__ = ("scored", "opened_at_s", "closed", "partition")
     SCORED_FIELD_NUMBER: _ClassVar[int]
     OPENED_AT_S_FIELD_NUMBER: _ClassVar[int]
     CLOSED_FIELD_NUMBER: _ClassVar[int]
+    PARTITION_FIELD_NUMBER: _ClassVar[int]
     scored: _containers.RepeatedCompositeFieldContainer[ScoredTrajectory]
     opened_at_s: float
     closed: bool
-    def __init__(self, scored: _Optional[_Iterable[_Union[ScoredTrajectory, _Mapping]]] = ..., opened_at_s: _Optional[float] = ..., closed: _Optional[bool] = ...) -> None: ...
+    partition: int
+    def __init__(self, scored: _Optional[_Iterable[_Union[ScoredTrajectory, _Mapping]]] = ..., opened_at_s: _Optional[float] = ..., closed: _Optional[bool] = ..., partition: _Optional[int] = ...) -> None: ...
 
 class SampleUse(_message.Message):
     __slots__ = ("rollout_id", "group_id", "segment", "staleness", "advantage", "reward", "tokens", "ratio_mean", "ratio_max", "clip_fraction", "loss", "drop_reason")
