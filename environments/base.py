@@ -102,6 +102,11 @@ class Environment(ABC):
         """The sandbox toolchain that tools and verifier need; empty for none."""
         return ""
 
+    @property
+    def verifies_in_sandbox(self) -> bool:
+        """Whether ``verify`` needs a session; without it none is opened only to verify."""
+        return False
+
     async def call_tool(
         self, session: SandboxSession | None, call: events_pb2.ToolCall, *, timeout_s: float
     ) -> ToolOutcome:

@@ -87,6 +87,10 @@ class JsonlEnvironment(Environment):
         return "python"
 
     @property
+    def verifies_in_sandbox(self) -> bool:
+        return True
+
+    @property
     def tools(self) -> Sequence[events_pb2.ToolSpec]:
         return (PYTHON_TOOL,) if self._tool else ()
 

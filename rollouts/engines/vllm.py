@@ -1,0 +1,203 @@
+"""Real vLLM in this process: ``LLMEngine`` stepped in a thread, weights updated between two steps.
+
+Facts that shape it (reference/engines.md): no per-request seed on a CPU (it kills the engine when a
+prompt is prefilled in chunks); ``lm_head.weight`` is always sent; the prefix cache is dropped after
+an update; block size a multiple of 32. Log-probabilities are those after temperature
+(``processed_logprobs``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rollouts.engines.base import GenerateRequest, Generation, InferenceEngine
+from rollouts.engines.stepping import Stepper, StepThread
+from rollouts.engines.weights import read_weights
+from rollstream.config import Config
+from rollstream.errors import ContractError
+from rollstream.v1 import events_pb2
+
+_GIB = 1 << 30
+_FINISH = {
+    "stop": events_pb2.FINISH_REASON_STOP,
+    "length": events_pb2.FINISH_REASON_LENGTH,
+}
+
+
+class _VllmStepper(Stepper[Any]):
+    def __init__(self, arguments: Mapping[str, Any]) -> None:
+        from vllm import EngineArgs, LLMEngine
+
+        self.engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
+
+    def busy(self) -> bool:
+        return bool(self.engine.has_unfinished_requests())
+
+    def step(self) -> Iterable[tuple[str, Any]]:
+        return [(out.request_id, out) for out in self.engine.step() if out.finished]
+
+
+class VllmEngine(InferenceEngine):
+    """vLLM in process. One per process: its global state allows no second one."""
+
+    def __init__(self, config: Config) -> None:
+        self._settings = config.rollouts.engine
+        self._max_length = config.policy.max_length
+        self._dtype = config.policy.dtype
+        self._seed = config.run.seed
+        self._version = -1
+        self._ids = itertools.count()
+        self._tokens = 0
+        self._update_s = 0.0
+        _set_environment(self._settings.kv_cache_bytes)
+        self._thread: StepThread[Any] = StepThread("vllm")
+        self._stepper: _VllmStepper | None = None
+        # The import takes seconds: it begins before the first weights are there.
+        self._importing = asyncio.ensure_future(self._thread.call(_import))
+
+    async def start(self, model_dir: Path, *, version: int) -> None:
+        await self._importing
+        arguments = {
+            "model": str(model_dir),
+            "dtype": self._dtype,
+            "max_model_len": self._max_length,
+            "enforce_eager": True,
+            "max_num_seqs": self._settings.max_sequences,
+            "max_num_batched_tokens": max(self._settings.max_batched_tokens, self._max_length),
+            "seed": self._seed,
+            "block_size": self._settings.block_size,
+            "distributed_executor_backend": "uni",
+            "disable_log_stats": True,
+            "logprobs_mode": "processed_logprobs",
+            "enable_prefix_caching": True,
+            **self._settings.extra,
+        }
+
+        def make() -> _VllmStepper:
+            stepper = _VllmStepper(arguments)
+            stepper.engine.set_weight_version(str(version))
+            self._stepper = stepper
+            return stepper
+
+        await self._thread.attach(make)
+        self._version = version
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        room = self._max_length - len(request.prompt_ids)
+        if room < 1:
+            raise ContractError(
+                f"a prompt of {len(request.prompt_ids)} tokens does not fit a window of "
+                f"{self._max_length}",
+                hint="raise policy.max_length or shorten the task",
+            )
+        params = SamplingParams(
+            temperature=request.temperature,
+            top_p=request.top_p,
+            top_k=request.top_k or -1,
+            max_tokens=min(request.max_tokens, room),
+            stop_token_ids=list(request.stop_ids),
+            logprobs=0,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        request_id = str(next(self._ids))
+        prompt = {"prompt_token_ids": request.prompt_ids.tolist()}
+        output = await self._thread.ask(
+            request_id, lambda: self._engine.add_request(request_id, prompt, params)
+        )
+        generation = _generation(output.outputs[0], self._version)
+        self._tokens += len(generation.token_ids)
+        return generation
+
+    async def update_weights(self, model_dir: Path, *, version: int) -> None:
+        weights = await asyncio.to_thread(read_weights, model_dir)
+        started = time.monotonic()
+
+        def update() -> None:
+            engine = self._engine
+            engine.collective_rpc(
+                "reload_weights", kwargs={"weights_iterator": iter(list(weights.items()))}
+            )
+            engine.set_weight_version(str(version))
+            engine.reset_prefix_cache()
+            self._version = version
+
+        await self._thread.call(update)
+        self._update_s = time.monotonic() - started
+
+    @property
+    def version(self) -> int:
+        return self._version
+
+    def stats(self) -> Mapping[str, float]:
+        return {
+            "running_requests": self._thread.waiting,
+            "generated_tokens": self._tokens,
+            "update_s": self._update_s,
+        }
+
+    async def stop(self) -> None:
+        await self._thread.stop()
+
+    @property
+    def _engine(self) -> Any:
+        assert self._stepper is not None, "start() first"
+        return self._stepper.engine
+
+
+def _set_environment(kv_cache_bytes: int) -> None:
+    """What vLLM reads from the environment when it is imported."""
+    wanted = {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_CPU_KVCACHE_SPACE": str(max(1, round(kv_cache_bytes / _GIB))),
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+    for name, value in wanted.items():
+        os.environ.setdefault(name, value)
+
+
+def _import() -> None:
+    import torch
+    import vllm  # noqa: F401
+
+    torch.set_num_threads(1)
+
+
+def _generation(output: Any, version: int) -> Generation:
+    token_ids = np.fromiter(output.token_ids, dtype=np.int32, count=len(output.token_ids))
+    logprobs = np.fromiter(
+        (
+            entry[token].logprob
+            for token, entry in zip(output.token_ids, output.logprobs, strict=True)
+        ),
+        dtype=np.float32,
+        count=len(token_ids),
+    )
+    spans = getattr(output, "weight_versions", None)
+    versions = (
+        tuple((int(s.version), s.start, s.end - s.start) for s in spans if s.end > s.start)
+        if spans
+        else ((version, 0, len(token_ids)),)
+    )
+    return Generation(
+        token_ids=token_ids,
+        logprobs=logprobs,
+        versions=versions,
+        finish_reason=_FINISH.get(output.finish_reason, events_pb2.FINISH_REASON_ABORT),
+    )

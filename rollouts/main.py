@@ -1,0 +1,315 @@
+"""The service that does rollouts: many tasks in flight, each finished before it is acknowledged.
+
+A task's samples run on this worker, so that their prompt is computed once. A record counts as done
+when every trajectory of its task is acknowledged by the broker; only the low watermark is committed,
+so that a crash brings unfinished tasks again: same ids, and readers drop what they have.
+
+| task | waits for | unblocked by |
+|---|---|---|
+| main loop | tasks, and room (``max_tasks``) | Kafka, finished tasks |
+| ``task-<id>`` | its rollouts | engine, sandbox |
+| ``rollout-<id>`` | a slot (``max_rollouts``; evaluation first), the policy version | finished rollouts |
+| ``policy`` | ``policy.versions`` | the trainer |
+
+Failure: a lost sandbox or a broken call is tried again up to ``max_attempts`` with a higher attempt,
+then recorded as FAILED with INVALID evidence. An undecodable task, or one of an unknown domain, is a
+dead letter. A broken engine ends the process; its tasks come again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator, Mapping
+
+import structlog
+
+from environments.base import Environment
+from environments.registry import make
+from rollouts.agent import Rollout, RolloutSpec, failed_trajectory
+from rollouts.engines.factory import make_engine
+from rollouts.policy import PolicyFollower
+from rollouts.slots import PrioritySlots
+from rollstream import lifecycle, telemetry
+from rollstream.bus import Consumer, Producer, Record, connect
+from rollstream.bus.deadletters import dead_letter, send_dead_letter
+from rollstream.errors import ConfigError, ContractError, InfraError
+from rollstream.lifecycle import Service, ServiceContext
+from rollstream.telemetry import tracer
+from rollstream.topics import TASKS_LONG, TASKS_SHORT, TASKS_STANDARD, TRAJECTORIES
+from rollstream.v1 import events_pb2
+from sandboxes.client import SandboxClient
+
+log = structlog.get_logger(__name__)
+
+_TIERS = {"short": TASKS_SHORT, "standard": TASKS_STANDARD, "long": TASKS_LONG}
+_POLL_S = 0.1
+_COMMIT_EVERY_S = 0.5
+_LAG_EVERY_S = 2.0
+
+
+class Rollouts(Service):
+    """Does rollouts of the tasks of its tiers."""
+
+    name = "rollouts"
+
+    def __init__(self, context: ServiceContext) -> None:
+        super().__init__(context)
+        self._bus = connect(self.config)
+        self._environments: dict[str, Environment] = {
+            domain.name: make(domain) for domain in self.config.domains
+        }
+        self._worker_id = f"{socket.gethostname()}-{os.getpid()}"
+        settings = self.config.rollouts
+        self._slots = PrioritySlots(settings.max_rollouts)
+        self._tasks: dict[asyncio.Task[None], Record] = {}
+        self._policy: PolicyFollower | None = None
+        self._done = 0
+        self._failed = 0
+        self._retried = 0
+        self._lag_records = 0.0
+        self._rate = _Rate()
+
+    def ready(self) -> bool:
+        return self._policy is not None
+
+    def stats(self) -> Mapping[str, float]:
+        engine = self._engine.stats() if self._policy else {}
+        tokens = engine.get("generated_tokens", 0.0)
+        return {
+            "tasks_in_flight": len(self._tasks),
+            "rollouts_in_flight": self._slots.taken,
+            "rollouts_done": self._done,
+            "rollouts_failed": self._failed,
+            "rollouts_retried": self._retried,
+            "policy_version": self._engine.version if self._policy else -1,
+            "policy_updates": self._policy.updates_total if self._policy else 0,
+            "tokens_per_s": self._rate.per_second(tokens),
+            "lag_records": self._lag_records,
+            **engine,
+        }
+
+    async def run(self) -> None:
+        settings = self.config.rollouts
+        self._engine = make_engine(self.config)
+        producer = self._bus.producer(client_id="rollouts")
+        topics = [_TIERS[tier] for tier in settings.tiers]
+        consumer = self._bus.consumer(topics, client_id="rollouts", group_id="rollouts")
+        self._policy = PolicyFollower(
+            self._bus,
+            self._engine,
+            policy=self.config.policy.name,
+            cache=self.config.run.dir / "rollouts" / f"policy-{os.getpid()}",
+        )
+        policy = asyncio.create_task(self._policy.run(), name="policy")
+        await producer.start()
+        await consumer.start()
+        try:
+            async with self._sandboxes() as sandboxes:
+                await self._serve(consumer, producer, sandboxes, policy)
+        finally:
+            policy.cancel()
+            await asyncio.gather(policy, return_exceptions=True)
+            await consumer.stop()
+            await producer.stop()
+            await self._engine.stop()
+
+    @contextlib.asynccontextmanager
+    async def _sandboxes(self) -> AsyncIterator[SandboxClient | None]:
+        """The client, if any domain needs a sandbox."""
+        if not any(environment.toolchain for environment in self._environments.values()):
+            yield None
+            return
+        settings = self.config.sandboxes
+        targets = self.config.rollouts.sandbox_targets
+        async with SandboxClient(targets, lease_s=settings.lease_s) as client:
+            yield client
+
+    async def _serve(
+        self,
+        consumer: Consumer,
+        producer: Producer,
+        sandboxes: SandboxClient | None,
+        policy: asyncio.Task[None],
+    ) -> None:
+        committed = lagged = time.monotonic()
+        while not self.context.stopping.is_set():
+            if policy.done():
+                policy.result()
+            room = self.config.rollouts.max_tasks - len(self._tasks)
+            if room > 0:
+                for record in await consumer.poll(max_records=room, timeout_s=_POLL_S):
+                    self._begin(record, consumer, producer, sandboxes)
+            else:
+                await asyncio.wait(self._tasks, timeout=_POLL_S, return_when="FIRST_COMPLETED")
+            now = time.monotonic()
+            if now - committed > _COMMIT_EVERY_S:
+                await consumer.commit()
+                committed = now
+            if now - lagged > _LAG_EVERY_S:
+                self._lag_records = sum(p.lag_records for p in await consumer.positions())
+                lagged = now
+        await self._drain(consumer)
+
+    def _begin(
+        self,
+        record: Record,
+        consumer: Consumer,
+        producer: Producer,
+        sandboxes: SandboxClient | None,
+    ) -> None:
+        work = self._work(record, consumer, producer, sandboxes)
+        task = asyncio.create_task(work, name=f"task-{record.key.decode('utf-8', 'replace')}")
+        self._tasks[task] = record
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.pop(task, None)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            # Not acknowledged: the record comes again after the restart.
+            log.error("task failed, ending the worker", error=repr(error))
+            self._fatal = error
+            self.context.stopping.set()
+
+    async def _drain(self, consumer: Consumer) -> None:
+        """Finish what is in flight; what the drain time does not allow comes again elsewhere."""
+        fatal = getattr(self, "_fatal", None)
+        if fatal is not None:
+            for task in list(self._tasks):
+                task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=self.config.rollouts.drain_s * 0.8)
+        for task in list(self._tasks):
+            task.cancel()
+        await consumer.commit()
+        if fatal is not None:
+            raise fatal
+
+    async def _work(
+        self,
+        record: Record,
+        consumer: Consumer,
+        producer: Producer,
+        sandboxes: SandboxClient | None,
+    ) -> None:
+        """One task from record to acknowledgement."""
+        try:
+            task = self._bus.decode(record)
+            assert isinstance(task, events_pb2.Task)
+            environment = self._environment(task)
+        except ContractError as error:
+            await self._bury(record, error, producer)
+            consumer.done(record)
+            return
+        assert self._policy is not None
+        await self._policy.at_least(task.min_policy_version)
+        parent = telemetry.extract(record.headers)
+        with tracer.start_as_current_span("task rollouts", context=parent):
+            queued_at = time.monotonic()
+            samples = [
+                self._sample(task, index, environment, sandboxes, queued_at)
+                for index in range(max(1, task.group_size))
+            ]
+            async with asyncio.TaskGroup() as group:
+                running = [group.create_task(sample) for sample in samples]
+            trajectories = [(task.group_id, sample.result()) for sample in running]
+            await producer.send_batch(TRAJECTORIES, trajectories)
+        consumer.done(record)
+
+    def _environment(self, task: events_pb2.Task) -> Environment:
+        environment = self._environments.get(task.domain)
+        if environment is None:
+            raise ContractError(
+                f"task {task.task_id} is of unknown domain {task.domain!r}",
+                hint=f"known: {', '.join(sorted(self._environments)) or 'none'}",
+            )
+        return environment
+
+    async def _sample(
+        self,
+        task: events_pb2.Task,
+        index: int,
+        environment: Environment,
+        sandboxes: SandboxClient | None,
+        queued_at: float,
+    ) -> events_pb2.Trajectory:
+        """One sample: as many attempts as it takes, up to the limit."""
+        assert self._policy is not None
+        assert self._policy.chat is not None
+        attempts = self.config.rollouts.max_attempts
+        for attempt in range(attempts):
+            spec = RolloutSpec(
+                task=task,
+                sample_index=index,
+                attempt=attempt,
+                worker_id=self._worker_id,
+                queued_at=queued_at,
+            )
+            rollout = Rollout(
+                spec,
+                engine=self._engine,
+                chat=self._policy.chat,
+                environment=environment,
+                sandboxes=sandboxes,
+                max_length=self.config.policy.max_length,
+                max_tool_chars=self.config.rollouts.max_tool_chars,
+            )
+            async with self._slots.take(task.priority):
+                try:
+                    trajectory = await rollout.run()
+                except (InfraError, ContractError) as error:
+                    self._retried += 1
+                    log.warning(
+                        "attempt failed", task=task.task_id, attempt=attempt, error=str(error)
+                    )
+                    last: Exception = error
+                    continue
+            self._done += 1
+            return trajectory
+        self._failed += 1
+        return failed_trajectory(spec, last)
+
+    async def _bury(self, record: Record, error: ContractError, producer: Producer) -> None:
+        log.error("dead letter", topic=record.topic, offset=record.offset, error=str(error))
+        task = events_pb2.Task()
+        with contextlib.suppress(Exception):
+            task.ParseFromString(record.value)
+        training = task.purpose == events_pb2.PURPOSE_TRAIN
+        letter = dead_letter(
+            record,
+            error,
+            service=self.name,
+            run_id=self.config.run.id,
+            task_id=task.task_id,
+            samples=task.group_size if training else 0,
+        )
+        await send_dead_letter(producer, letter)
+
+
+class _Rate:
+    """A running total as a rate over the last few seconds."""
+
+    def __init__(self) -> None:
+        self._at, self._total, self._rate = time.monotonic(), 0.0, 0.0
+
+    def per_second(self, total: float) -> float:
+        now = time.monotonic()
+        if now - self._at >= 2.0:
+            self._rate = (total - self._total) / (now - self._at)
+            self._at, self._total = now, total
+        return self._rate
+
+
+def main() -> int:
+    """Entry point; the engine reads its environment when it is imported, later than this."""
+    if sys.platform != "linux":
+        raise ConfigError("rollout workers run on Linux")
+    return lifecycle.main(Rollouts)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
