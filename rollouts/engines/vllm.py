@@ -1,8 +1,8 @@
 """Real vLLM in this process: ``LLMEngine`` stepped in a thread, weights updated between two steps.
 
 Facts that shape it (reference/engines.md): no per-request seed on a CPU (it kills the engine when a
-prompt is prefilled in chunks); ``lm_head.weight`` is always sent; the prefix cache is dropped after
-an update; block size a multiple of 32. Log-probabilities are those after temperature
+prompt is prefilled in chunks); ``lm_head.weight`` is always sent; cached prefixes are kept apart by
+version; block size a multiple of 32. Log-probabilities are those after temperature
 (``processed_logprobs``).
 """
 
@@ -112,7 +112,10 @@ class VllmEngine(InferenceEngine):
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
         request_id = str(next(self._ids))
-        prompt = {"prompt_token_ids": request.prompt_ids.tolist()}
+        # The salt keeps prefixes apart by version: a block cached under old weights is never used
+        # under new ones (the cache itself cannot be dropped while requests run).
+        salt = f"v{self._version}"
+        prompt = {"prompt_token_ids": request.prompt_ids.tolist(), "cache_salt": salt}
         output = await self._thread.ask(
             request_id, lambda: self._engine.add_request(request_id, prompt, params)
         )
@@ -130,7 +133,6 @@ class VllmEngine(InferenceEngine):
                 "reload_weights", kwargs={"weights_iterator": iter(list(weights.items()))}
             )
             engine.set_weight_version(str(version))
-            engine.reset_prefix_cache()
             self._version = version
 
         await self._thread.call(update)
