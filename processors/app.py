@@ -1,9 +1,9 @@
 """The Faust app: the stream, the changelogged tables, and acknowledgement after delivery.
 
-Faust is at-least-once here. A record is acknowledged only when everything it caused is on the broker
-(``Outbox``); after a crash records come again, meet tables as of the last commit, and cause the same
-events under the same ids. Nothing is ever raised into Faust: there an exception acknowledges and
-skips the record.
+Faust is at-least-once here. A record is acknowledged only when everything it caused is on the
+broker (``Outbox``); after a crash records come again, meet tables as of the last commit, and cause
+the same events under the same ids. Nothing is ever raised into Faust: there an exception
+acknowledges and skips the record.
 
 Time passes by records too: a tick on an internal topic, in the partition of its group, because a
 table may only be written while a record of that partition is being processed.

@@ -229,7 +229,9 @@ class Rollout:
         return turn
 
     async def _answer(self, turn: events_pb2.Turn) -> _Stop | None:
-        """Run the turn's tool calls and show the results; a reason to stop when one is beyond repair."""
+        """Run the turn's tool calls and show the results; a reason to stop when one is beyond
+        repair.
+        """
         started = time.monotonic()
         shown = []
         stop: _Stop | None = None

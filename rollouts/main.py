@@ -1,19 +1,20 @@
 """The service that does rollouts: many tasks in flight, each finished before it is acknowledged.
 
 A task's samples run on this worker, so that their prompt is computed once. A record counts as done
-when every trajectory of its task is acknowledged by the broker; only the low watermark is committed,
-so that a crash brings unfinished tasks again: same ids, and readers drop what they have.
+when every trajectory of its task is acknowledged by the broker; only the low watermark is
+committed, so that a crash brings unfinished tasks again: same ids, and readers drop what they have.
 
 | task | waits for | unblocked by |
 |---|---|---|
 | main loop | tasks, and room (``max_tasks``) | Kafka, finished tasks |
 | ``task-<id>`` | its rollouts | engine, sandbox |
-| ``rollout-<id>`` | a slot (``max_rollouts``; evaluation first), the policy version | finished rollouts |
+| ``rollout-<id>`` | a slot (``max_rollouts``; evaluation first), the policy version | finished
+rollouts |
 | ``policy`` | ``policy.versions`` | the trainer |
 
-Failure: a lost sandbox or a broken call is tried again up to ``max_attempts`` with a higher attempt,
-then recorded as FAILED with INVALID evidence. An undecodable task, or one of an unknown domain, is a
-dead letter. A broken engine ends the process; its tasks come again.
+Failure: a lost sandbox or a broken call is tried again up to ``max_attempts`` with a higher
+attempt, then recorded as FAILED with INVALID evidence. An undecodable task, or one of an unknown
+domain, is a dead letter. A broken engine ends the process; its tasks come again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Brings a store to the schema of this program: numbered SQL files, each applied once, in order.
 
-What was applied is recorded with a checksum; a file that was changed after it had been applied is an
-error, because nobody could tell what the tables look like.
+What was applied is recorded with a checksum; a file that was changed after it had been applied is
+an error, because nobody could tell what the tables look like.
 """
 
 from __future__ import annotations

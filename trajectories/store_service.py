@@ -30,11 +30,31 @@ _MAX_REQUEST_BYTES = 1 << 30
 _THREADS = 4
 # Arguments of the HTTP interface that are not settings of the query.
 _TRANSPORT = frozenset(
-    """query database session_id session_timeout session_check default_format compress decompress
-    enable_http_compression http_zlib_compression_level query_id user password
-    client_protocol_version wait_end_of_query buffer_size quota_key role
-    send_progress_in_http_headers http_headers_progress_interval_ms send_receive_timeout
-    network_compression_method http_max_field_value_size""".split()
+    [
+        "query",
+        "database",
+        "session_id",
+        "session_timeout",
+        "session_check",
+        "default_format",
+        "compress",
+        "decompress",
+        "enable_http_compression",
+        "http_zlib_compression_level",
+        "query_id",
+        "user",
+        "password",
+        "client_protocol_version",
+        "wait_end_of_query",
+        "buffer_size",
+        "quota_key",
+        "role",
+        "send_progress_in_http_headers",
+        "http_headers_progress_interval_ms",
+        "send_receive_timeout",
+        "network_compression_method",
+        "http_max_field_value_size",
+    ]
 )
 _INSERT = re.compile(
     r"\s*insert\s+into\s+(?:table\s+)?(?P<table>\S+?)\s*(?P<columns>\([^)]*\))?\s*"
@@ -211,6 +231,4 @@ def _error(text: str, *, status: int = 500) -> web.Response:
     found = _CODE.search(text)
     code = found[1] if found else "1002"
     status = 404 if code in _NOT_FOUND_CODES else status
-    return web.Response(
-        text=text, status=status, headers={"X-ClickHouse-Exception-Code": code}
-    )
+    return web.Response(text=text, status=status, headers={"X-ClickHouse-Exception-Code": code})

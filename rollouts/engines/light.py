@@ -1,8 +1,9 @@
-"""A light engine in torch: continuous batching over a slot cache, for Qwen3 and Llama architectures.
+"""A light engine in torch: continuous batching over a slot cache, for Qwen3 and Llama
+architectures.
 
-One forward pass per step for all running requests, whatever their lengths; prompts of one length are
-prefilled together. Weights are replaced between two steps. Float32; faster than vLLM on a CPU for
-models of about a million parameters, and nothing to start.
+One forward pass per step for all running requests, whatever their lengths; prompts of one length
+are prefilled together. Weights are replaced between two steps. Float32; faster than vLLM on a CPU
+for models of about a million parameters, and nothing to start.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""An engine without a model: a script says what the policy writes. For tests, load and fixed policies.
+"""An engine without a model: a script says what the policy writes. For tests, load and fixed
+policies.
 
-``rollouts.engine.script = "module:function"``; the function gets the ``GenerateRequest`` and returns
-token ids (int32). Log-probabilities are made up and fixed: -0.5 each.
+``rollouts.engine.script = "module:function"``; the function gets the ``GenerateRequest`` and
+returns token ids (int32). Log-probabilities are made up and fixed: -0.5 each.
 """
 
 from __future__ import annotations
