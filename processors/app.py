@@ -90,9 +90,7 @@ class ProcessorApp:
         raw = {"key_type": bytes, "value_type": bytes}
         raw_codec = {"key_serializer": "raw", "value_serializer": "raw"}
         tables = [
-            self.app.Table(
-                name, default=bytes, partitions=config.bus.partitions, **raw, **raw_codec
-            )
+            self.app.Table(name, default=bytes, partitions=config.bus.partitions, **raw)
             for name in TABLES
         ]
         self.groups, self.normalisers = tables

@@ -13,6 +13,10 @@ from opentelemetry import trace
 from rollstream.config.model import LogConfig
 
 
+# Without the frames' locals: they hold the whole configuration, credentials included.
+_traces = structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
+
+
 def configure(config: LogConfig, *, service: str, stream: IO[str] | None = None) -> None:
     """Send all logs of this process, those of libraries too, to ``stream`` (standard error) in the
     configured form.
@@ -27,7 +31,7 @@ def configure(config: LogConfig, *, service: str, stream: IO[str] | None = None)
         structlog.processors.StackInfoRenderer(),
     ]
     renderer: list[Any] = (
-        [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer()]
+        [structlog.processors.ExceptionRenderer(_traces), structlog.processors.JSONRenderer()]
         if config.format == "json"
         else [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
     )

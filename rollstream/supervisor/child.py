@@ -28,6 +28,7 @@ log = structlog.get_logger(__name__)
 # A stop of the garbage collector or a long compile may take seconds; half a minute is a hang.
 _DEAF_S = 30.0
 _POLL_S = 0.25
+_TAIL_BYTES = 65536
 _REQUEST_TIMEOUT = aiohttp.ClientTimeout(total=2.0)
 
 
@@ -124,11 +125,11 @@ class Child:
     def last_line(self) -> str:
         """The last line of the log that says something, cut to 300 characters."""
         try:
-            lines = self.log_path.read_bytes()[-4096:].decode("utf-8", "replace").splitlines()
+            lines = self.log_path.read_bytes()[-_TAIL_BYTES:].decode("utf-8", "replace").splitlines()
         except OSError:
             return ""
-        errors = [line for line in lines if "error:" in line.lower() or '"level": "error"' in line]
-        return (errors or [line for line in lines if line.strip()] or [""])[-1].strip()[:300]
+        said = [text for line in lines if (text := _complaint(line))]
+        return (said or [line for line in lines if line.strip()] or [""])[-1].strip()[:300]
 
     async def stats(self, http: aiohttp.ClientSession) -> Mapping[str, float]:
         """What ``/stats`` answers, or nothing while the service cannot be reached."""
@@ -200,3 +201,19 @@ class Child:
             return None
         # A file of a previous life names another process.
         return int(said["port"]) if said.get("pid") == self.pid else None
+
+
+def _complaint(line: str) -> str:
+    """What a log line says went wrong with the service; empty for any other line."""
+    if line.startswith("error:"):
+        return line
+    try:
+        entry = json.loads(line)
+    except ValueError:
+        return ""
+    if not isinstance(entry, dict) or entry.get("logger") != "rollstream.lifecycle":
+        return ""
+    if entry.get("level") != "error":
+        return ""
+    raised = [f"{e.get('exc_type')}: {e.get('exc_value')}" for e in entry.get("exception", [])]
+    return " <- ".join(raised) or str(entry.get("error") or entry.get("event"))
