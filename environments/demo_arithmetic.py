@@ -4,8 +4,8 @@ A prompt is ``37*8-15``. The policy must call the tool twice (``print(37*8)``, t
 ``print(296-15)``) and answer with the second result: at least three turns, and no way to the answer
 for a model this small but through the sandbox. Each call really runs in the sandbox.
 
-The tokenizer has one token per character and 7 special ones; warm-up demonstrations are noisy on
-purpose (40 % right), so that RL has something to do.
+The tokenizer has one token per character and 7 special ones; warm-up demonstrations have bad habits
+on purpose (about 40 % are right), so that RL has something to do.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ _TEMPLATE = (
 )
 _OPERATORS = {"+": ast.Add, "-": ast.Sub, "*": ast.Mult}
 _MAX_CODE_CHARACTERS = 64
+# Shares of the habits of the demonstrations.
+_GUESS, _WRONG_OPERATOR, _STOPS_EARLY, _SLIP = 0.15, 0.6, 0.6, 0.05
 # One task in so many is held out, by a hash of the problem.
 _HELD_OUT_SHARE = 8
 
@@ -195,24 +197,25 @@ def _is_integer(node: ast.expr) -> bool:
 
 
 def _demonstration(problem: Problem, rng: random.Random) -> list[events_pb2.Message]:
-    """One conversation: 40 % right, 20 % a guess, 15 % stopping early, 25 % a wrong call."""
-    p, kind = problem, rng.random()
-    ask = [text_message(events_pb2.ROLE_USER, p.text)]
-    if kind < 0.40:
-        first, second = (p.a, p.first, p.b), (p.middle, p.second, p.c)
-        return [*ask, *_call(*first), *_call(*second), _say(p.answer)]
-    if kind < 0.60:
-        return [*ask, _say(max(0, p.answer + rng.randint(-40, 40)))]
-    if kind < 0.75:
-        return [*ask, *_call(p.a, p.first, p.b), _say(p.middle)]
-    if kind < 0.90:
-        wrong = rng.choice([o for o in "+-*" if o != p.first])
-        middle = _apply(p.a, wrong, p.b)
-        end = _apply(middle, p.second, p.c)
-        return [*ask, *_call(p.a, wrong, p.b), *_call(middle, p.second, p.c), _say(end)]
-    slipped = int(str(p.c)[:-1] + str(rng.randint(0, 9)))
-    end = _apply(p.middle, p.second, slipped)
-    return [*ask, *_call(p.a, p.first, p.b), *_call(p.middle, p.second, slipped), _say(end)]
+    """One conversation, with habits that RL has to undo.
+
+    The wrong choice is the usual one where the problem has a product (another operator) or ends with
+    a minus (no second call), so that a greedy policy fails there, while the right choice is common
+    enough to be sampled. Right altogether: about 40 %.
+    """
+    p = problem
+    ask = text_message(events_pb2.ROLE_USER, p.text)
+    if rng.random() < _GUESS:
+        return [ask, _say(max(0, p.answer + rng.randint(-40, 40)))]
+    first = p.first
+    if rng.random() < (_WRONG_OPERATOR if p.first == "*" else _SLIP):
+        first = rng.choice([o for o in "+-*" if o != p.first])
+    middle = _apply(p.a, first, p.b)
+    talk = [ask, *_call(p.a, first, p.b)]
+    if rng.random() < (_STOPS_EARLY if p.second == "-" else _SLIP):
+        return [*talk, _say(middle)]
+    c = p.c if rng.random() > _SLIP else int(str(p.c)[:-1] + str(rng.randint(0, 9)))
+    return [*talk, *_call(middle, p.second, c), _say(_apply(middle, p.second, c))]
 
 
 def _say(number: int) -> events_pb2.Message:

@@ -11,10 +11,9 @@ import asyncio
 import contextlib
 import marshal
 import socket
-import subprocess
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from rollstream.errors import SandboxLostError
 
@@ -44,6 +43,16 @@ class Output:
     data: bytes
 
 
+class GuestProcess(Protocol):
+    """The process that a channel ends with: ``subprocess.Popen`` is one."""
+
+    def poll(self) -> int | None:
+        """None while it runs."""
+
+    def kill(self) -> None:
+        """SIGKILL; ``ProcessLookupError`` when it is gone."""
+
+
 class RefusedError(Exception):
     """The guest refused a request: a bad path, no space."""
 
@@ -54,7 +63,7 @@ _STREAMS = {b"o": "stdout", b"e": "stderr", b"f": "file"}
 class Channel:
     """A live session. Owns the socket and the process that the backend started."""
 
-    def __init__(self, end: socket.socket, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, end: socket.socket, process: GuestProcess | None = None) -> None:
         self._end = end
         self._process = process
         self._lock = asyncio.Lock()
@@ -64,9 +73,30 @@ class Channel:
 
     async def open(self, *, timeout_s: float) -> None:
         """Connect and wait for the first answer: only then is the session ready."""
-        self._reader, self._writer = await asyncio.open_unix_connection(sock=self._end)
+        if self._reader is None:
+            self._reader, self._writer = await asyncio.open_unix_connection(sock=self._end)
         async for _ in self.request({"op": "ping"}, timeout_s=timeout_s):
             pass
+
+    async def adopt(self, *, timeout_s: float) -> int:
+        """Wait until a fork server says which process (host pid) answers on this channel.
+
+        Raises:
+            SandboxLostError: it could not make one; the message says why.
+        """
+        self._reader, self._writer = await asyncio.open_unix_connection(sock=self._end)
+        try:
+            async with asyncio.timeout(timeout_s):
+                kind, payload = await self._receive()
+        except (TimeoutError, OSError, asyncio.IncompleteReadError, ValueError) as error:
+            raise SandboxLostError(f"no session came: {error!r}") from error
+        if kind != b"p":
+            raise SandboxLostError(payload.decode("utf-8", "replace"))
+        return int(payload)
+
+    def owns(self, process: GuestProcess) -> None:
+        """The process whose end is this session's end."""
+        self._process = process
 
     async def request(
         self, request: dict[str, Any], *, timeout_s: float
@@ -106,13 +136,15 @@ class Channel:
             self._writer.close()
         else:
             self._end.close()
+        if self._process is None:
+            return
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
         await asyncio.wait_for(_gone(self._process), _CLOSE_S)
 
     @property
     def alive(self) -> bool:
-        return not self.lost and self._process.poll() is None
+        return not self.lost and self._process is not None and self._process.poll() is None
 
     async def _send(self, request: dict[str, Any]) -> None:
         assert self._writer is not None, "open() first"
@@ -141,7 +173,7 @@ def _exit(payload: bytes) -> Exit:
     )
 
 
-async def _gone(process: subprocess.Popen[bytes]) -> None:
+async def _gone(process: GuestProcess) -> None:
     delay = 0.001
     while process.poll() is None:
         await asyncio.sleep(delay)

@@ -1,6 +1,6 @@
 """PID 1 of a sandbox session: runs commands for the executor, and nothing outlives a command.
 
-Runs inside the sandbox as a plain script (standard library only; modules that cost milliseconds to
+Runs inside the sandbox, as a plain script or forked from the zygote (standard library only; modules that cost milliseconds to
 import are avoided: ``socket``, ``signal``, ``struct`` and ``json`` together double the start). It
 is not importable code of the executor; ``sandboxes.channel`` speaks the other end.
 
@@ -21,9 +21,12 @@ import os
 import resource
 import select
 import sys
+import time
+import warnings  # noqa: F401 - os.execvpe imports it, after the fork and from another root
 
-CONTROL = int(sys.argv[1])
-WORK = sys.argv[2]
+# Set by serve().
+CONTROL = -1
+WORK = "/work"
 LIMITS = {
     "AS": resource.RLIMIT_AS,
     "NPROC": resource.RLIMIT_NPROC,
@@ -117,7 +120,8 @@ def run_code(code):
     except BaseException as error:
         # The first frame is this file: the script's own trace begins below it.
         trace = error.__traceback__
-        sys.excepthook(type(error), error, trace and trace.tb_next)
+        error = error.with_traceback(trace and trace.tb_next)
+        sys.excepthook(type(error), error, error.__traceback__)
         status = 1
     try:
         sys.stdout.flush()
@@ -339,9 +343,7 @@ def get(request):
 
 
 def now():
-    from time import monotonic
-
-    return monotonic()
+    return time.monotonic()
 
 
 def ping(_request):
@@ -351,7 +353,10 @@ def ping(_request):
 HANDLERS = {"exec": execute, "python": execute, "put": put, "get": get, "ping": ping}
 
 
-def main():
+def serve(control, work):
+    """Answer requests on ``control`` until it ends. Never returns."""
+    global CONTROL, WORK
+    CONTROL, WORK = control, work
     os.umask(0o022)
     # A fork shares these pages for as long as nobody writes to them, and a collection would.
     gc.disable()
@@ -364,4 +369,5 @@ def main():
             send(b"r", ("%s" % (error.strerror or error)).encode())
 
 
-main()
+if __name__ == "__main__":
+    serve(int(sys.argv[1]), sys.argv[2])

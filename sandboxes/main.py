@@ -21,6 +21,7 @@ from rollstream.lifecycle import Service, ServiceContext
 from rollstream.v1 import sandbox_pb2, sandbox_pb2_grpc
 from sandboxes.backends.base import Backend
 from sandboxes.backends.bubblewrap import BubblewrapBackend
+from sandboxes.backends.native import NativeBackend
 from sandboxes.backends.process import ProcessBackend
 from sandboxes.service import SandboxServicer
 from sandboxes.sessions import SessionTable
@@ -36,7 +37,7 @@ def make_backend(config: SandboxesConfig) -> Backend:
     """The backend that the configuration names."""
     if config.backend == "process":
         return ProcessBackend(unsafe=config.unsafe)
-    return BubblewrapBackend()
+    return BubblewrapBackend() if config.backend == "bubblewrap" else NativeBackend()
 
 
 class Sandboxes(Service):

@@ -1,0 +1,272 @@
+"""The fork server of the native backend: makes a sandbox session in a few milliseconds.
+
+A freshly executed interpreter with nothing of the executor in it: no memory, no environment, no
+descriptors but the control socket. It prepares once what all sessions share (a read-only root in a
+mount namespace of its own), and forks a session per request: user, mount, pid, network, ipc, uts and
+cgroup namespaces, private tmpfs, no capabilities, seccomp; then the forked interpreter is the guest,
+so that a session needs no start of Python.
+
+Runs as a plain script with the standard library only. Request, one datagram: a marshalled dict and
+one descriptor, the session's end of its channel. Answer, on that channel: ``p`` and the host pid of
+the session's PID 1, or ``r`` and what went wrong. The end of the control socket is the end of the
+zygote; sessions end with their own channels.
+"""
+
+import ctypes
+import fcntl
+import gc
+import os
+import sys
+
+import _signal
+import _socket
+import marshal
+
+# Loaded under a bare name: its traces are read inside the sandbox, and host paths are not shown there.
+guest = type(sys)("guest")
+with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "guest.py")) as source:
+    exec(compile(source.read(), "guest.py", "exec", dont_inherit=True), guest.__dict__)
+
+LIBC = ctypes.CDLL(None, use_errno=True)
+NEWTIME, NEWNS, NEWCGROUP, NEWUTS = 0x80, 0x20000, 0x2000000, 0x4000000
+NEWIPC, NEWUSER, NEWPID, NEWNET = 0x8000000, 0x10000000, 0x20000000, 0x40000000
+RDONLY, NOSUID, NODEV, NOEXEC, REMOUNT, BIND, REC, PRIVATE = 1, 2, 4, 8, 32, 4096, 16384, 1 << 18
+DETACH = 2
+SYS_PIVOT_ROOT, SYS_CAPSET = 155, 126
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_CAPBSET_DROP = 1, 4, 24
+PR_SET_SECCOMP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 22, 36, 38
+LAST_CAPABILITY = 40
+INSIDE_ID = 1000
+DEVICES = ("null", "zero", "full", "random", "urandom")
+MASKED = ("kcore", "keys", "timer_list", "sched_debug", "sysrq-trigger")
+READ_ONLY_PROC = ("sys", "irq", "bus", "fs")
+SIOCSIFFLAGS, IFF_UP_RUNNING = 0x8914, 0x41
+
+
+def check(result, what):
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, what + ": " + os.strerror(number))
+    return result
+
+
+def mount(source, target, kind=None, flags=0, data=None):
+    encode = lambda value: None if value is None else os.fsencode(value)  # noqa: E731
+    result = LIBC.mount(encode(source), os.fsencode(target), encode(kind), flags, encode(data))
+    check(result, "mount " + target)
+
+
+def bind_read_only(source, target):
+    mount(source, target, None, BIND)
+    mount(None, target, None, BIND | REMOUNT | RDONLY | NOSUID | NODEV)
+
+
+# ------------------------------------------------------------------ once: the root that sessions share
+
+
+def build_root(root, binds, files):
+    """A read-only root at ``root``: toolchain, devices, empty places for what is private."""
+    mount("rollstream", root, "tmpfs", NOSUID, "size=1m,nr_inodes=512,mode=755")
+    for place in ("proc", "dev", "tmp", "work", "etc"):
+        os.mkdir(root + "/" + place)
+    for source, inside in binds:
+        os.makedirs(root + inside)
+        bind_read_only(source, root + inside)
+    for name in ("bin", "lib", "lib64", "sbin"):
+        if os.path.exists("/usr/" + name):
+            os.symlink("usr/" + name, root + "/" + name)
+    for inside, text in files.items():
+        with open(root + inside, "w") as out:
+            out.write(text)
+    for name in DEVICES:
+        with open(root + "/dev/" + name, "w"):
+            pass
+        mount("/dev/" + name, root + "/dev/" + name, None, BIND)
+    os.mkdir(root + "/dev/shm")
+    os.symlink("/proc/self/fd", root + "/dev/fd")
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        os.symlink("/proc/self/fd/%d" % number, root + "/dev/" + name)
+    mount(None, root, None, REMOUNT | BIND | RDONLY | NOSUID)
+
+
+# ------------------------------------------------------------------ per session, in the forked child
+
+
+def become_user(request, ready, go):
+    """A user namespace with one id; the zygote writes the map when it may, else we do."""
+    uid, gid = os.getuid(), os.getgid()
+    check(LIBC.unshare(NEWUSER), "user namespace")
+    if request["host_uid"] is None:
+        write("/proc/self/setgroups", "deny")
+        write("/proc/self/uid_map", "%d %d 1" % (INSIDE_ID, uid))
+        write("/proc/self/gid_map", "%d %d 1" % (INSIDE_ID, gid))
+    os.write(ready, b"u")
+    if os.read(go, 1) != b"g":
+        os._exit(1)
+    os.setresgid(INSIDE_ID, INSIDE_ID, INSIDE_ID)
+    os.setresuid(INSIDE_ID, INSIDE_ID, INSIDE_ID)
+
+
+def write(path, text):
+    with open(path, "w") as out:
+        out.write(text)
+
+
+def build_session(request, root):
+    """Private mounts over the shared root, and into it. Runs as PID 1 of the session."""
+    mount(None, "/", None, REC | PRIVATE)
+    mount(root, root, None, BIND | REC)
+    os.chdir(root)
+    size = "size=%d,nr_inodes=%d,mode=755" % (request["disk_bytes"], request["inodes"])
+    mount("work", "work", "tmpfs", NOSUID | NODEV, size)
+    mount("tmp", "tmp", "tmpfs", NOSUID | NODEV, size)
+    mount("shm", "dev/shm", "tmpfs", NOSUID | NODEV, "size=%d,mode=755" % request["shm_bytes"])
+    mount("proc", "proc", "proc", NOSUID | NODEV | NOEXEC)
+    for name in MASKED:
+        if os.path.exists("proc/" + name):
+            mount("dev/null", "proc/" + name, None, BIND)
+    for name in READ_ONLY_PROC:
+        mount("proc/" + name, "proc/" + name, None, BIND | REC)
+        flags = BIND | REMOUNT | RDONLY | NOSUID | NODEV | NOEXEC
+        mount(None, "proc/" + name, None, flags)
+    # New root and old root in one place: the old one lies on top, and is taken away.
+    check(LIBC.syscall(SYS_PIVOT_ROOT, b".", b"."), "pivot_root")
+    check(LIBC.umount2(b".", DETACH), "umount the old root")
+    os.chdir("/work")
+    check(LIBC.sethostname(b"sandbox", 7), "hostname")
+    raise_loopback()
+
+
+def raise_loopback():
+    sock = _socket.socket(_socket.AF_INET, _socket.SOCK_DGRAM)
+    request = b"lo".ljust(16, b"\0") + IFF_UP_RUNNING.to_bytes(2, "little") + bytes(22)
+    fcntl.ioctl(sock.fileno(), SIOCSIFFLAGS, request)
+    sock.close()
+
+
+class FilterProgram(ctypes.Structure):
+    _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_char_p))
+
+
+def give_up_powers(seccomp):
+    """No capabilities, no way to get any, no system calls beyond the filter."""
+    for capability in range(LAST_CAPABILITY + 1):
+        LIBC.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)
+    # Version 3 header for this process, and two empty sets of (effective, permitted, inheritable).
+    header = (0x20080522).to_bytes(4, "little") + bytes(4)
+    check(LIBC.syscall(SYS_CAPSET, header, bytes(24)), "capset")
+    check(LIBC.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
+    # PID 1 holds the channel: nothing inside may read or trace it.
+    check(LIBC.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0), "dumpable")
+    if seccomp:
+        program = FilterProgram(len(seccomp) // 8, seccomp)
+        check(LIBC.prctl(PR_SET_SECCOMP, 2, ctypes.byref(program), 0, 0), "seccomp")
+
+
+def become_session(request, channel, ready, go, root):
+    """In the forked child: namespaces, then a second fork whose child is PID 1. Never returns."""
+    become_user(request, ready, go)
+    check(LIBC.unshare(NEWNS | NEWPID | NEWNET | NEWIPC | NEWUTS | NEWCGROUP), "namespaces")
+    wait, release = os.pipe()
+    pid = os.fork()
+    if pid:
+        # One writer at a time: the pid first, then PID 1 may speak.
+        guest.CONTROL = channel
+        guest.send(b"p", b"%d" % pid)
+        os.write(release, b"g")
+        os._exit(0)
+    os.read(wait, 1)
+    os.setsid()
+    build_session(request, root)
+    give_up_powers(request["seccomp"])
+    os.dup2(channel, 3)
+    os.closerange(4, 4096)
+    os.environ.clear()
+    move_standard_library(request["python"])
+    guest.serve(3, "/work")
+
+
+def move_standard_library(inside):
+    """The interpreter was started from the host's prefix; from here on its library is at ``inside``."""
+    outside = sys.base_prefix
+    sys.path[:] = [inside + p[len(outside) :] for p in sys.path if p.startswith(outside)]
+    sys.path_importer_cache.clear()
+    sys.prefix = sys.base_prefix = sys.exec_prefix = sys.base_exec_prefix = inside
+    sys.executable = inside + "/bin/python3"
+
+
+def fork_session(request, channel, root):
+    """Fork a session and, as root, give it its ids; the rest it does by itself."""
+    ready_read, ready = os.pipe()
+    go_read, go = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
+        os.close(ready_read)
+        os.close(go)
+        try:
+            become_session(request, channel, ready, go_read, root)
+        except BaseException as error:
+            guest.CONTROL = channel
+            guest.send(b"r", str(error).encode())
+        os._exit(1)
+    os.close(ready)
+    os.close(go_read)
+    try:
+        if os.read(ready_read, 1) and request["host_uid"] is not None:
+            write("/proc/%d/setgroups" % pid, "deny")
+            for name in ("uid_map", "gid_map"):
+                write("/proc/%d/%s" % (pid, name), "%d %d 1" % (INSIDE_ID, request["host_uid"]))
+        os.write(go, b"g")
+    finally:
+        os.close(ready_read)
+        os.close(go)
+
+
+def enter_own_namespaces(as_root):
+    """Mounts of our own; without root that takes a user namespace, in which sessions nest theirs."""
+    uid, gid = os.getuid(), os.getgid()
+    check(LIBC.unshare(NEWNS if as_root else NEWUSER | NEWNS), "own namespaces")
+    if not as_root:
+        write("/proc/self/setgroups", "deny")
+        write("/proc/self/uid_map", "0 %d 1" % uid)
+        write("/proc/self/gid_map", "0 %d 1" % gid)
+    mount(None, "/", None, REC | PRIVATE)
+
+
+def main():
+    control = _socket.socket(fileno=int(sys.argv[1]))
+    LIBC.prctl(PR_SET_PDEATHSIG, _signal.SIGKILL, 0, 0, 0)
+    LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    _signal.signal(_signal.SIGCHLD, _signal.SIG_IGN)
+    _signal.signal(_signal.SIGINT, _signal.SIG_IGN)
+    os.umask(0o022)
+    settings = marshal.loads(control.recv(1 << 20))
+    root = settings["root"]
+    try:
+        enter_own_namespaces(settings["as_root"])
+        build_root(root, settings["binds"], settings["files"])
+    except OSError as error:
+        control.send(str(error).encode())
+        os._exit(1)
+    control.send(b"ready")
+    gc.disable()
+    gc.freeze()
+    while True:
+        data, ancillary, _, _ = control.recvmsg(1 << 16, _socket.CMSG_SPACE(4))
+        if not data:
+            os._exit(0)
+        channel = int.from_bytes(ancillary[0][2][:4], sys.byteorder)
+        try:
+            fork_session(marshal.loads(data), channel, root)
+        except OSError as error:
+            guest.CONTROL = channel
+            try:
+                guest.send(b"r", str(error).encode())
+            except OSError:
+                pass  # whoever asked is gone
+        os.close(channel)
+
+
+if __name__ == "__main__":
+    main()
