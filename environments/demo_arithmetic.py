@@ -199,9 +199,9 @@ def _is_integer(node: ast.expr) -> bool:
 def _demonstration(problem: Problem, rng: random.Random) -> list[events_pb2.Message]:
     """One conversation, with habits that RL has to undo.
 
-    The wrong choice is the usual one where the problem has a product (another operator) or ends with
-    a minus (no second call), so that a greedy policy fails there, while the right choice is common
-    enough to be sampled. Right altogether: about 40 %.
+    The wrong choice is the usual one where the problem has a product (another operator) or ends
+    with a minus (no second call), so that a greedy policy fails there, while the right choice is
+    common enough to be sampled. Right altogether: about 40 %.
     """
     p = problem
     ask = text_message(events_pb2.ROLE_USER, p.text)

@@ -128,7 +128,7 @@ class JsonlEnvironment(Environment):
                 raw=raw,
                 error=ContractError(
                     f"{file}, line {number}: {problem}",
-                    hint="correct the line; fields: prompt|messages, answer|check, files, difficulty",
+                    hint="fields: prompt or messages, answer or check, files, difficulty",
                 ),
             )
         return TaskSpec(

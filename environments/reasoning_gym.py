@@ -47,7 +47,8 @@ class ReasoningGym(Environment):
     def source(self) -> str:
         from importlib.metadata import version
 
-        return f"reasoning-gym/{version('reasoning-gym')}/{self._dataset}/{sorted(self._params.items())}"
+        params = sorted(self._params.items())
+        return f"reasoning-gym/{version('reasoning-gym')}/{self._dataset}/{params}"
 
     def tasks(self, *, seed: int, split: str, start: int = 0) -> Iterator[TaskSpec | RejectedTask]:
         index = start

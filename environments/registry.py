@@ -32,13 +32,15 @@ def make(domain: DomainConfig) -> Environment:
     for option in domain.options:
         if option not in known:
             raise ConfigError(
-                f"domain {domain.name!r}: environment {domain.environment!r} has no option {option!r}",
+                f"domain {domain.name!r}: environment {domain.environment!r} has no option"
+                f" {option!r}",
                 hint=_nearest(option, known),
             )
     try:
-        return kind(**domain.options)
+        environment: Environment = kind(**domain.options)
     except TypeError as error:
         raise ConfigError(f"domain {domain.name!r}: options {domain.options}: {error}") from error
+    return environment
 
 
 def _load(domain: DomainConfig) -> Any:

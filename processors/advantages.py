@@ -25,7 +25,8 @@ def group_mean(rewards: Array) -> Array:
     """``r - mean`` (Dr. GRPO, arXiv:2503.20783, section 3.2: no division by the deviation)."""
     if not has_signal(rewards):
         return np.zeros_like(rewards)
-    return rewards - rewards.mean()
+    centred: Array = rewards - rewards.mean()
+    return centred
 
 
 def leave_one_out(rewards: Array) -> Array:
@@ -33,7 +34,8 @@ def leave_one_out(rewards: Array) -> Array:
     count = len(rewards)
     if not has_signal(rewards):
         return np.zeros_like(rewards)
-    return (rewards - rewards.mean()) * (count / (count - 1))
+    scaled: Array = (rewards - rewards.mean()) * (count / (count - 1))
+    return scaled
 
 
 def has_signal(rewards: Array) -> bool:

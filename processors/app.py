@@ -15,6 +15,7 @@ import asyncio
 import struct
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import faust
@@ -128,14 +129,14 @@ class ProcessorApp:
                     if not self.failure.done():
                         self.failure.set_exception(error)
                     return
-                await self.outbox.put(deliveries, lambda e=event: stream.ack(e))
+                await self.outbox.put(deliveries, partial(stream.ack, event))
 
         return agent
 
     async def _guarded(
         self, handle: Callable[[Any], Awaitable[list[asyncio.Future[object]]]], event: Any
     ) -> list[asyncio.Future[object]]:
-        """Handle one record; one that cannot be handled becomes a dead letter and the rest goes on."""
+        """Handle one record; one that cannot be handled becomes a dead letter, the rest goes on."""
         record = _record(event, self.config)
         for tries in range(1, _TRIES + 1):
             try:

@@ -19,7 +19,7 @@ from rollstream.v1 import events_pb2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupingRules:
-    """``deadline_s`` after the first trajectory an incomplete group is closed with what is there."""
+    """``deadline_s`` after its first trajectory an incomplete group is closed as it is."""
 
     estimator: str
     min_samples: int
@@ -112,7 +112,7 @@ def _samples(
     *,
     tokens: bool,
 ) -> list[events_pb2.TrainingSample]:
-    """The entries of one sample index: one per token sequence, or one that says why there is none."""
+    """The entries of one sample: one per token sequence, or one that says why there is none."""
     if scored is None:
         missing = ids.rollout_id(first.task_id, index)
         return [

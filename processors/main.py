@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Mapping
+from typing import Any
 
 import structlog
 
@@ -92,7 +93,7 @@ class Processors(Service):
         stopping = asyncio.create_task(self.context.stopping.wait(), name="stopping")
         tasks = [outbox, ticks, stopping]
         try:
-            waited = [*tasks, processor.failure]
+            waited: list[asyncio.Future[Any]] = [*tasks, processor.failure]
             done, _ = await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
             for ended in done:
                 ended.result()

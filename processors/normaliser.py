@@ -19,7 +19,7 @@ STD_FLOOR = 1e-3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningNormaliser:
-    """``weight`` total weight, ``m2`` weighted sum of squares, ``absorbed`` last offset taken in."""
+    """``weight`` total, ``m2`` weighted sum of squares, ``absorbed`` last offset taken in."""
 
     weight: float = 0.0
     mean: float = 0.0

@@ -16,7 +16,7 @@ from rollstream.v1 import events_pb2
 
 @dataclass(slots=True, kw_only=True)
 class Progress:
-    """What is known of the groups of the run; every set holds ids, so that repeats change nothing."""
+    """What is known of the run's groups; sets of ids, so that repeats change nothing."""
 
     produced: set[str] = field(default_factory=set)
     closed: set[str] = field(default_factory=set)

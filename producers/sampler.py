@@ -34,6 +34,7 @@ class DomainCursor:
 
     def next(self, seed: int) -> tuple[int, int, TaskSpec | RejectedTask] | None:
         """The next (index, epoch, task), or None when the domain is parked now."""
+        # Twice: a source that has ended begins its next epoch.
         for _ in range(2):
             try:
                 if self._iterator is None:
@@ -43,17 +44,20 @@ class DomainCursor:
                 item = next(self._iterator)
             except StopIteration:
                 if self.index == 0:
-                    return self._park("its source has no tasks")
+                    break
                 self.index, self.epoch, self._iterator = 0, self.epoch + 1, None
                 continue
             except RollstreamError as error:
-                return self._park(str(error))
+                self._park(str(error))
+                return None
             except Exception as error:
                 log.exception("source crashed", domain=self.config.name)
-                return self._park(f"its source crashed: {error!r}")
+                self._park(f"its source crashed: {error!r}")
+                return None
             self.index += 1
             return self.index - 1, self.epoch, item
-        return self._park("its source has no tasks")
+        self._park("its source has no tasks")
+        return None
 
     def seek(self, *, index: int, epoch: int) -> None:
         """Go on after the task (index, epoch), if that is further than here."""

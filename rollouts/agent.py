@@ -258,7 +258,8 @@ class Rollout:
         left = self._task.budget.tool_s - self._timings.tool_s
         started = time.monotonic()
         if left <= 0:
-            outcome, stop = _refusal("the tool time is used up"), _truncated("tool_time")
+            outcome = _refusal("the tool time is used up")
+            stop: _Stop | None = _truncated("tool_time")
         else:
             outcome, stop = await self._guarded_call(call, left)
         text = self._chat.neutralise(outcome.content)

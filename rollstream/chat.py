@@ -196,8 +196,10 @@ class ChatFormat:
         opening: bool = True,
     ) -> str:
         try:
-            return self._template.render(
-                messages=messages, tools=tools, add_generation_prompt=opening, **self._special
+            return str(
+                self._template.render(
+                    messages=messages, tools=tools, add_generation_prompt=opening, **self._special
+                )
             )
         except TemplateError as error:
             raise ContractError(f"the chat template refuses the conversation: {error}") from error

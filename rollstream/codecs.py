@@ -32,7 +32,7 @@ Headers = Sequence[tuple[str, bytes]]
 def header(
     run_id: str, event_id: str, *, occurred_at: Timestamp | None = None
 ) -> events_pb2.Header:
-    """The header of a new event; ``occurred_at`` is now unless the event is derived from another."""
+    """The header of a new event; ``occurred_at`` is now, unless it is derived from another."""
     if occurred_at is None:
         occurred_at = Timestamp()
         occurred_at.GetCurrentTime()

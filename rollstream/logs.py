@@ -12,7 +12,6 @@ from opentelemetry import trace
 
 from rollstream.config.model import LogConfig
 
-
 # Without the frames' locals: they hold the whole configuration, credentials included.
 _traces = structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
 

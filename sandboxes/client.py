@@ -115,7 +115,8 @@ class Session:
         return dict(answer.files)
 
     async def _run(self, request: pb.ExecRequest) -> ExecResult:
-        out, err = [], []
+        out: list[bytes] = []
+        err: list[bytes] = []
         try:
             frames = self._executor.stub.Exec(
                 request,
@@ -202,7 +203,8 @@ class SandboxClient:
                     raise ContractError(f"no sandbox: {last}") from error
             await asyncio.sleep(_RETRY_S)
         raise InfraError(
-            f"no sandbox from {', '.join(self._targets)} within {self._budget_s:.0f} s; last: {last}",
+            f"no sandbox from {', '.join(self._targets)} within {self._budget_s:.0f} s;"
+            f" last: {last}",
             hint="is the service sandboxes up, and does rollouts.sandbox_targets name it?",
         )
 

@@ -2,9 +2,9 @@
 
 A freshly executed interpreter with nothing of the executor in it: no memory, no environment, no
 descriptors but the control socket. It prepares once what all sessions share (a read-only root in a
-mount namespace of its own), and forks a session per request: user, mount, pid, network, ipc, uts and
-cgroup namespaces, private tmpfs, no capabilities, seccomp; then the forked interpreter is the guest,
-so that a session needs no start of Python.
+mount namespace of its own), and forks a session per request: user, mount, pid, network, ipc, uts
+and cgroup namespaces, private tmpfs, no capabilities, seccomp; then the forked interpreter is the
+guest, so that a session needs no start of Python.
 
 Runs as a plain script with the standard library only. Request, one datagram: a marshalled dict and
 one descriptor, the session's end of its channel. Answer, on that channel: ``p`` and the host pid of
@@ -12,17 +12,17 @@ the session's PID 1, or ``r`` and what went wrong. The end of the control socket
 zygote; sessions end with their own channels.
 """
 
+import _signal
+import _socket
 import ctypes
 import fcntl
 import gc
+import marshal
 import os
 import sys
 
-import _signal
-import _socket
-import marshal
-
-# Loaded under a bare name: its traces are read inside the sandbox, and host paths are not shown there.
+# Loaded under a bare name: its traces are read inside the sandbox, and host paths are not shown
+# there.
 guest = type(sys)("guest")
 with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "guest.py")) as source:
     exec(compile(source.read(), "guest.py", "exec", dont_inherit=True), guest.__dict__)
@@ -61,7 +61,8 @@ def bind_read_only(source, target):
     mount(None, target, None, BIND | REMOUNT | RDONLY | NOSUID | NODEV)
 
 
-# ------------------------------------------------------------------ once: the root that sessions share
+# ------------------------------------------------------------------ once: the root that sessions
+# share
 
 
 def build_root(root, binds, files):
@@ -89,7 +90,8 @@ def build_root(root, binds, files):
     mount(None, root, None, REMOUNT | BIND | RDONLY | NOSUID)
 
 
-# ------------------------------------------------------------------ per session, in the forked child
+# ------------------------------------------------------------------ per session, in the forked
+# child
 
 
 def become_user(request, ready, go):
@@ -187,7 +189,9 @@ def become_session(request, channel, ready, go, root):
 
 
 def move_standard_library(inside):
-    """The interpreter was started from the host's prefix; from here on its library is at ``inside``."""
+    """The interpreter was started from the host's prefix; from here on its library is at
+    ``inside``.
+    """
     outside = sys.base_prefix
     sys.path[:] = [inside + p[len(outside) :] for p in sys.path if p.startswith(outside)]
     sys.path_importer_cache.clear()

@@ -1,4 +1,6 @@
-"""The wire contract: generated code is what the protos say, buf finds no fault, nothing breaks readers."""
+"""The wire contract: generated code is what the protos say, buf finds no fault, nothing breaks
+readers.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,10 @@ def breaking() -> int:
     """Against the last commit; a first commit has nothing to break."""
     known = subprocess.run(
         ["git", "ls-tree", "-r", "--name-only", "HEAD", "protos/"],
-        cwd=ROOT, capture_output=True, text=True, check=False,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
     ).stdout
     if "buf.yaml" not in known:
         return 0

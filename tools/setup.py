@@ -1,12 +1,12 @@
 """Makes ``.venv`` ready: ``python3 tools/setup.py demo|test``. Standard library only.
 
-What is installed is pinned with hashes in ``requirements/*.txt``. A stamp file holds the digest of what was
-installed, so that a second run takes no time; an interrupted run is simply done again, and what was downloaded by
-then is in the installer's cache. Two runs at once wait for each other.
+What is installed is pinned with hashes in ``requirements/*.txt``. A stamp file holds the digest of
+what was installed, so that a second run takes no time; an interrupted run is simply done again, and
+what was downloaded by then is in the installer's cache. Two runs at once wait for each other.
 
-The installer is uv (from PyPI, pinned with a hash): the same set takes pip minutes of one core. It gets pip's
-settings (index, extra index, find-links, certificates) from pip itself, so that a machine set up for pip needs
-nothing more.
+The installer is uv (from PyPI, pinned with a hash): the same set takes pip minutes of one core. It
+gets pip's settings (index, extra index, find-links, certificates) from pip itself, so that a
+machine set up for pip needs nothing more.
 """
 
 from __future__ import annotations
@@ -44,7 +44,10 @@ def main() -> int:
         return fail(f"unknown set {wanted!r}", f"one of {', '.join(SETS)}")
     if sys.version_info < (3, 11):
         found = ".".join(map(str, sys.version_info[:3]))
-        return fail(f"Python {found} is too old", "run with Python 3.11 or later: make PYTHON=python3.12 ...")
+        return fail(
+            f"Python {found} is too old",
+            "run with Python 3.11 or later: make PYTHON=python3.12 ...",
+        )
     with (ROOT / ".setup.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         try:
@@ -63,25 +66,55 @@ def set_up(wanted: str) -> int:
         return 0
     free = shutil.disk_usage(ROOT).free
     if not VENV.exists() and free < NEEDED_BYTES:
-        return fail(f"{free >> 30} GiB free in {ROOT}", f"the set-up needs {NEEDED_BYTES >> 30} GiB")
+        return fail(
+            f"{free >> 30} GiB free in {ROOT}", f"the set-up needs {NEEDED_BYTES >> 30} GiB"
+        )
     began = time.monotonic()
     if not (BIN / "python").exists():
         say("virtual environment in .venv")
         run([sys.executable, "-m", "venv", str(VENV)])
     if not (BIN / "uv").exists():
         say("installer")
-        run([BIN / "python", "-m", "pip", "install", "-q", "--disable-pip-version-check",
-             "--require-hashes", "--no-deps", "-r", ROOT / "requirements/uv.txt"])
+        run(
+            [
+                BIN / "python",
+                "-m",
+                "pip",
+                "install",
+                "-q",
+                "--disable-pip-version-check",
+                "--require-hashes",
+                "--no-deps",
+                "-r",
+                ROOT / "requirements/uv.txt",
+            ]
+        )
     environment = uv_environment()
     for name in names:
         say(f"packages: {name}")
-        run([BIN / "uv", "pip", "install", "-q", "--require-hashes", "--no-deps",
-             "-r", ROOT / f"requirements/{name}.txt"], environment)
+        run(
+            [
+                BIN / "uv",
+                "pip",
+                "install",
+                "-q",
+                "--require-hashes",
+                "--no-deps",
+                "-r",
+                ROOT / f"requirements/{name}.txt",
+            ],
+            environment,
+        )
     say("rollstream itself")
-    run([BIN / "uv", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "-e", ROOT], environment)
+    run(
+        [BIN / "uv", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "-e", ROOT],
+        environment,
+    )
     say("Apache Kafka")
     run([BIN / "python", "-c", "from rollstream.broker import find_jars; find_jars()"])
-    STAMP.write_text("\n".join({*done, *(digest(s) for s in SETS.values() if set(s) <= set(names))}))
+    STAMP.write_text(
+        "\n".join({*done, *(digest(s) for s in SETS.values() if set(s) <= set(names))})
+    )
     say(f"done in {time.monotonic() - began:.0f} s")
     return 0
 

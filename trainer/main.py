@@ -21,6 +21,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import structlog
@@ -58,8 +59,8 @@ class Trainer(Service):
         for stage in self.config.trainer.stages:
             if isinstance(stage, RlStage) and stage.kl_coefficient > 0:
                 raise ConfigError(
-                    f"stage {stage.name!r}: kl_coefficient={stage.kl_coefficient} needs a reference "
-                    "model, which this trainer does not have",
+                    f"stage {stage.name!r}: kl_coefficient={stage.kl_coefficient} needs a"
+                    " reference model, which this trainer does not have",
                     hint="set it to 0",
                 )
         self._bus = connect(self.config)
@@ -116,9 +117,9 @@ class Trainer(Service):
     ) -> None:
         while not self.context.stopping.is_set() and (stage := session.stage) is not None:
             if isinstance(stage, SftStage):
-                stopping = self.context.stopping.is_set
-                started = stage
-                checkpoint = await self._in_thread(lambda: session.warm_up(started, stopping))
+                checkpoint = await self._in_thread(
+                    partial(session.warm_up, stage, self.context.stopping.is_set)
+                )
                 if checkpoint is not None:
                     await self._emit(producer, checkpoint)
             else:

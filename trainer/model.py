@@ -66,7 +66,8 @@ def _make_fresh(config: Config, folder: Path) -> None:
     chat = ChatFormat(temporary)
     if chat.vocab_size > wanted.vocab_size:
         raise ConfigError(
-            f"policy.model.vocab_size={wanted.vocab_size} is less than the tokenizer's {chat.vocab_size}"
+            f"policy.model.vocab_size={wanted.vocab_size} is less than the tokenizer's"
+            f" {chat.vocab_size}"
         )
     torch.manual_seed(config.run.seed)
     model = Qwen3ForCausalLM(
@@ -97,7 +98,7 @@ def load_model(folder: Path, device: torch.device) -> Any:
         folder, dtype=torch.float32, attn_implementation="sdpa"
     )
     model.config.use_cache = False
-    return model.to(device).train()
+    return model.to(device).train()  # type: ignore[arg-type]
 
 
 def write_policy(model: Any, source: Path, folder: Path, *, dtype: str) -> None:

@@ -98,7 +98,7 @@ def _joined_logprobs(sequences: Sequence[TrainSequence]) -> FloatArray:
 
 
 def _place(lengths: IntArray, capacity: int) -> tuple[IntArray, IntArray]:
-    """Row and start column of each sequence: first fit, longest first (stable, so deterministic)."""
+    """Row and start column of each sequence: first fit, longest first, stable."""
     rows = np.zeros(len(lengths), dtype=np.int64)
     starts = np.zeros(len(lengths), dtype=np.int64)
     used: list[int] = []

@@ -48,7 +48,7 @@ class TrainerSession:
         self._pending: list[str] = []
 
     def open(self) -> Checkpoint | None:
-        """Load the model: from the latest checkpoint, whose events are then due again, or afresh."""
+        """Load the model: from the latest checkpoint (whose events are due again), or afresh."""
         settings = self.config.trainer
         torch.set_num_threads(settings.threads)
         torch.set_flush_denormal(True)

@@ -124,9 +124,10 @@ def _trajectory(t: events_pb2.Trajectory, origin: Origin) -> Rows:
     results = [result for turn in t.turns for result in turn.tool_results]
     good = sum(result.status == events_pb2.TOOL_STATUS_OK for result in results)
     timings = t.timings
+    status = _name(events_pb2.OutcomeStatus, t.outcome.status, "OUTCOME_STATUS_")
     row = (
         t.header.run_id, t.rollout_id, t.attempt, t.task_id, t.group_id, t.sample_index, t.domain,
-        _purpose(t.purpose), t.suite, _name(events_pb2.OutcomeStatus, t.outcome.status, "OUTCOME_STATUS_"),
+        _purpose(t.purpose), t.suite, status,
         t.outcome.reason, t.outcome.error, len(t.turns), len(results), len(results) - good,
         sum(len(s.token_ids) // 4 for s in t.sequences), t.sampled_tokens, t.policy_version_min,
         t.policy_version_max, _validity(t.evidence.validity),

@@ -100,7 +100,8 @@ class ChdbEngine:
 
     async def run(self, request: Request) -> bytes:
         """The answer of one request; raises what chDB raises."""
-        return await self._in_thread(lambda: self._run(request))
+        answer: bytes = await self._in_thread(lambda: self._run(request))
+        return answer
 
     def close(self) -> None:
         self._threads.shutdown(wait=True)
@@ -194,8 +195,8 @@ async def _parse(http: web.Request) -> Request:
         elif name not in _TRANSPORT:
             request.settings[name] = value
     if http.content_type == "multipart/form-data":
-        for name, value in (await http.post()).items():
-            text = value if isinstance(value, str) else value.file.read().decode()
+        for name, part in (await http.post()).items():
+            text = part.file.read().decode() if isinstance(part, web.FileField) else str(part)
             if name == "query":
                 request.query = text
             elif name.startswith("param_"):

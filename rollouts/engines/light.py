@@ -66,7 +66,7 @@ class _Shape:
 
 
 class _Model:
-    """Weights, laid out for few and large matrix products, and the forward pass over a slot cache."""
+    """Weights, laid out for few large matrix products, and the forward pass over a slot cache."""
 
     def __init__(
         self, shape: _Shape, weights: Mapping[str, Tensor], *, slots: int, length: int
@@ -86,7 +86,7 @@ class _Model:
         def get(name: str) -> Tensor:
             return weights[name].float().contiguous()
 
-        layers = []
+        layers: list[dict[str, Any]] = []
         for i in range(self.shape.layers):
             prefix = f"model.layers.{i}."
             attention, mlp = prefix + "self_attn.", prefix + "mlp."

@@ -88,7 +88,8 @@ async def within_budget(bus: BusConfig, what: str, action: Callable[[], Awaitabl
                 return await action()
     except (KafkaError, OSError, TimeoutError) as error:
         raise InfraError(
-            f"{what}: Kafka at {bus.bootstrap_servers} failed for {bus.retry_budget_s:.0f} s: {error!r}",
+            f"{what}: Kafka at {bus.bootstrap_servers} failed for {bus.retry_budget_s:.0f} s:"
+            f" {error!r}",
             hint="is the broker up? `rollstream doctor` and its log tell more",
         ) from error
     raise AssertionError("stamina ends by returning or raising")
@@ -183,7 +184,7 @@ def _refused(bus: BusConfig, topic: Topic, error: Exception) -> InfraError:
     )
 
 
-class _Rebalance(ConsumerRebalanceListener):  # type: ignore[misc]
+class _Rebalance(ConsumerRebalanceListener):
     def __init__(self, consumer: KafkaConsumer) -> None:
         self._consumer = consumer
 

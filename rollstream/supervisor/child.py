@@ -125,7 +125,9 @@ class Child:
     def last_line(self) -> str:
         """The last line of the log that says something, cut to 300 characters."""
         try:
-            lines = self.log_path.read_bytes()[-_TAIL_BYTES:].decode("utf-8", "replace").splitlines()
+            lines = (
+                self.log_path.read_bytes()[-_TAIL_BYTES:].decode("utf-8", "replace").splitlines()
+            )
         except OSError:
             return ""
         said = [text for line in lines if (text := _complaint(line))]

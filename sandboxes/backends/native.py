@@ -1,12 +1,13 @@
 """Sessions in Linux namespaces, forked from a zygote: the default on Linux.
 
-The same isolation as bubblewrap's, and the same guest, at a quarter of the cost: nothing is executed
-per session. Each session has its own user, pid, net (loopback only), mount, ipc, uts and cgroup
-namespaces; a read-only toolchain (``/usr`` and this Python's prefix, nothing else of the host);
-private writable ``/work``, ``/tmp`` and ``/dev/shm`` of limited size; no capabilities; seccomp.
+The same isolation as bubblewrap's, and the same guest, at a quarter of the cost: nothing is
+executed per session. Each session has its own user, pid, net (loopback only), mount, ipc, uts and
+cgroup namespaces; a read-only toolchain (``/usr`` and this Python's prefix, nothing else of the
+host); private writable ``/work``, ``/tmp`` and ``/dev/shm`` of limited size; no capabilities;
+seccomp.
 
-As root every session gets a host uid of its own (200000 upward), so that the process limit holds per
-session. As an ordinary user it does not hold, and that is reported.
+As root every session gets a host uid of its own (200000 upward), so that the process limit holds
+per session. As an ordinary user it does not hold, and that is reported.
 
 Failure: a dead zygote is replaced at the next ``create``; sessions that live go on. A session whose
 channel closes is ended by its own PID 1, and by pidfd from here.

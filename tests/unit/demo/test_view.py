@@ -11,7 +11,9 @@ from rollstream.demo.state import RunState
 from rollstream.v1 import events_pb2, policy_pb2
 
 
-def _step(step: int, *, reward: float, staleness: int = 0, drop: str = "") -> events_pb2.TrainingStep:
+def _step(
+    step: int, *, reward: float, staleness: int = 0, drop: str = ""
+) -> events_pb2.TrainingStep:
     sample = events_pb2.SampleUse(
         rollout_id=f"r-{step}", reward=reward, staleness=staleness, drop_reason=drop
     )
@@ -44,7 +46,13 @@ def test_the_numbers_of_the_run_are_shown() -> None:
     state.states["rollouts"] = "ready"
     state.stats["rollouts"] = {"rollouts_in_flight": 12, "tokens_per_s": 900, "lag_records": 7}
     text = _text(state)
-    for expected in ("held-out before 0.375", "staleness last 2 max 2", "3/10", "12 in flight", "7"):
+    for expected in (
+        "held-out before 0.375",
+        "staleness last 2 max 2",
+        "3/10",
+        "12 in flight",
+        "7",
+    ):
         assert expected in text
 
 

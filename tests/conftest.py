@@ -1,0 +1,48 @@
+"""Shared by all tests: one real broker per session, and a configuration of its own for each test."""
+
+from __future__ import annotations
+
+import socket
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from rollstream.broker import EmbeddedBroker
+from rollstream.config import Config, load
+
+MakeConfig = Callable[..., Config]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture(scope="session")
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Bootstrap servers of a real Apache Kafka."""
+    broker = EmbeddedBroker(tmp_path_factory.mktemp("kafka"), port=free_port())
+    broker.start()
+    yield broker.bootstrap_servers
+    broker.stop()
+
+
+@pytest.fixture
+def make_config(tmp_path: Path) -> MakeConfig:
+    """``make_config(kafka, "key=value", ...)``: a run folder and a topic prefix of its own."""
+
+    def make(servers: str, *overrides: str) -> Config:
+        fixed = (
+            f'run.dir="{tmp_path / "run"}"',
+            "bus.mode=external",
+            f"bus.bootstrap_servers={servers}",
+            f'bus.topic_prefix="t{uuid.uuid4().hex[:8]}."',
+            "bus.partitions=2",
+            "bus.retry_budget_s=20.0",
+        )
+        return load(overrides=(*fixed, *overrides), environ={})
+
+    return make
