@@ -93,6 +93,17 @@ def run(
     os.execve(sys.executable, arguments, environment())
 
 
+@app.command()
+def topics(*, config: ConfigFiles = None, override: Overrides = None) -> None:
+    """Make the topics of a run on its Kafka, and verify those that exist."""
+    from rollstream.bus import connect
+    from rollstream.topics import ALL
+
+    resolved = load(config or [], overrides=override or [])
+    asyncio.run(connect(resolved).ensure_topics(ALL))
+    console.print(f"{len(ALL)} topics on {resolved.bus.bootstrap_servers}", highlight=False)
+
+
 @app.command("config")
 def show_config(*, config: ConfigFiles = None, override: Overrides = None) -> None:
     """Print the resolved configuration: defaults < files < environment < overrides."""

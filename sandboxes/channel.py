@@ -124,8 +124,11 @@ class Channel:
             except (TimeoutError, OSError, asyncio.IncompleteReadError, ValueError, KeyError) as e:
                 self.lost = True
                 raise SandboxLostError(f"the session died: {e!r}") from e
-            except GeneratorExit:
-                # The reader went away in the middle of a reply: what follows would be misread.
+            except RefusedError:
+                raise
+            except BaseException:
+                # The reader went away in the middle of a reply (cancelled, or closed early): what
+                # follows would be taken for the answer to the next request.
                 self.lost = True
                 raise
 

@@ -92,7 +92,9 @@ def become_payload(request, pipes):
         _signal.signal(number, _signal.SIG_DFL)
     for name, value in request["limits"].items():
         resource.setrlimit(LIMITS[name], (value, value))
-    os.chdir(request.get("cwd") or WORK)
+    os.chdir(WORK)
+    if request.get("cwd"):
+        os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["env"])
 
@@ -185,7 +187,7 @@ def execute(request):
     else:
         os.close(stdin)
     deadline = began + request["timeout_s"]
-    timed_out = watch(poll, streams, ended, stdin, pending, deadline)
+    timed_out = watch(poll, streams, ended, stdin, pending, deadline, pid)
     if timed_out:
         kill(pid)
     _, status, usage = os.wait4(pid, 0)
@@ -209,7 +211,7 @@ def execute(request):
     )
 
 
-def watch(poll, streams, ended, stdin, pending, deadline):
+def watch(poll, streams, ended, stdin, pending, deadline, pid):
     """Move bytes until the payload ends or its time is up. True when it was the time."""
     while True:
         left = deadline - now()
@@ -218,7 +220,7 @@ def watch(poll, streams, ended, stdin, pending, deadline):
         done = False
         for fd, _ in poll.poll(left * 1000):
             if fd == CONTROL:
-                os._exit(0)
+                abandon(pid)
             elif fd == ended:
                 done = True
             elif fd == stdin and pending:
@@ -252,6 +254,17 @@ def reap_all(pid):
             os.waitpid(-1, 0)
         except ChildProcessError:
             return
+
+
+def abandon(pid):
+    """The executor is gone: end, and without a namespace take along what we can name."""
+    if os.getpid() != 1:
+        kill(pid)
+        try:
+            os.killpg(pid, _signal.SIGKILL)
+        except OSError:
+            pass
+    os._exit(0)
 
 
 def kill(pid):
@@ -358,6 +371,9 @@ def serve(control, work):
     global CONTROL, WORK
     CONTROL, WORK = control, work
     os.umask(0o022)
+    # The only signal that Python handles by itself, and so the only one that could end PID 1 from
+    # inside.
+    _signal.signal(_signal.SIGINT, _signal.SIG_IGN)
     # A fork shares these pages for as long as nobody writes to them, and a collection would.
     gc.disable()
     gc.freeze()
@@ -369,5 +385,13 @@ def serve(control, work):
             send(b"r", ("%s" % (error.strerror or error)).encode())
 
 
+def hide():
+    """Not dumpable: what runs beside us under the same user cannot open our memory in /proc."""
+    import ctypes
+
+    ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)
+
+
 if __name__ == "__main__":
+    hide()
     serve(int(sys.argv[1]), sys.argv[2])

@@ -27,7 +27,9 @@ from rollstream.v1 import sandbox_pb2_grpc
 
 _START_S = 60.0
 _STOP_S = 30.0
-_CLONE_NEWUSER = 0x10000000
+_ORDINARY = 65_534
+_CLONE_NEWNS = 0x00020000
+_MS_BIND, _MS_REC, _MS_PRIVATE = 4096, 16384, 1 << 18
 
 
 class Executor:
@@ -72,14 +74,16 @@ def executor(
 ) -> Iterator[Executor]:
     """A started executor, configured by dotted ``overrides``; ended with the block.
 
-    ``ordinary_user`` takes its privileges away by a user namespace in which it has none, so that the
-    part that works without root can be tested as root.
+    ``ordinary_user``: run it without root, also where the test runs as root.
     """
     port = free_port()
     folder = Path(tempfile.mkdtemp(prefix="rollstream-test-"))
     # Sandbox users must be able to walk through it, as they can through /tmp.
     folder.chmod(0o711)
     (folder / "tmp").mkdir(mode=0o711)
+    if ordinary_user and os.getuid() == 0:
+        for place in (folder, folder / "tmp"):
+            os.chown(place, _ORDINARY, _ORDINARY)
     running = Executor(
         _spawn(port, folder, overrides, env, ordinary_user), port=port, folder=folder
     )
@@ -146,10 +150,33 @@ def _serves(running: Executor) -> bool:
 
 
 def _lose_privileges() -> None:
-    """In the child: user 1000 of a user namespace, with no capability anywhere after the exec."""
-    uid, gid = os.getuid(), os.getgid()
-    if ctypes.CDLL(None, use_errno=True).unshare(_CLONE_NEWUSER):
-        raise OSError(ctypes.get_errno(), "user namespace")
-    Path("/proc/self/setgroups").write_text("deny", encoding="ascii")
-    Path("/proc/self/uid_map").write_text(f"1000 {uid} 1", encoding="ascii")
-    Path("/proc/self/gid_map").write_text(f"1000 {gid} 1", encoding="ascii")
+    """In the child, as root: become an ordinary user who can still walk to this Python.
+
+    A folder on the way that others may not enter is hidden, in a mount namespace of the child, by
+    an empty one that leads to nothing but what is needed.
+    """
+    if os.getuid():
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    needed = {Path(sys.base_prefix).resolve(), Path(sys.prefix), Path(__file__).parent.parent}
+    if libc.unshare(_CLONE_NEWNS) or libc.mount(None, b"/", None, _MS_REC | _MS_PRIVATE, None):
+        raise OSError(ctypes.get_errno(), "mount namespace")
+    held = {path: os.open(path, os.O_PATH) for path in needed if _blocked(path)}
+    for top in {_blocked(path) for path in held}:
+        libc.mount(b"none", os.fsencode(str(top)), b"tmpfs", 0, b"mode=755")
+    for path, fd in held.items():
+        path.mkdir(parents=True, exist_ok=True)
+        if libc.mount(b"/proc/self/fd/%d" % fd, os.fsencode(path), None, _MS_BIND, None):
+            raise OSError(ctypes.get_errno(), str(path))
+        os.close(fd)
+    os.setgroups([])
+    os.setresgid(_ORDINARY, _ORDINARY, _ORDINARY)
+    os.setresuid(_ORDINARY, _ORDINARY, _ORDINARY)
+
+
+def _blocked(path: Path) -> Path | None:
+    """The topmost folder on the way to ``path`` that others may not enter."""
+    for parent in reversed(path.parents):
+        if not parent.stat().st_mode & 0o001:
+            return parent
+    return None

@@ -195,6 +195,11 @@ def move_standard_library(inside):
     outside = sys.base_prefix
     sys.path[:] = [inside + p[len(outside) :] for p in sys.path if p.startswith(outside)]
     sys.path_importer_cache.clear()
+    for module in list(sys.modules.values()):
+        places = getattr(module, "__path__", ())
+        # A package that is loaded already finds its other modules by this list.
+        if any(place.startswith(outside) for place in places):
+            module.__path__ = [inside + place[len(outside) :] for place in places]
     sys.prefix = sys.base_prefix = sys.exec_prefix = sys.base_exec_prefix = inside
     sys.executable = inside + "/bin/python3"
 
@@ -230,6 +235,9 @@ def fork_session(request, channel, root):
 def enter_own_namespaces(as_root):
     """Mounts of our own; without root that takes a user namespace, in which sessions nest theirs."""
     uid, gid = os.getuid(), os.getgid()
+    if as_root:
+        # A session must not read what the groups of the executor may read.
+        os.setgroups([])
     check(LIBC.unshare(NEWNS if as_root else NEWUSER | NEWNS), "own namespaces")
     if not as_root:
         write("/proc/self/setgroups", "deny")

@@ -115,6 +115,8 @@ class BubblewrapBackend(Backend):
 
     def _missing(self) -> tuple[str, ...]:
         missing = ["memory limit over all processes (held per process)"]
+        # bwrap --tmpfs takes a size and no number of inodes.
+        missing.append("inode limit")
         if not self._root:
             missing.append("process limit (needs root)")
         if not seccomp.supported():

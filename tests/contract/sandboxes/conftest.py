@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 
+import grpc
 import pytest
 
-from rollstream.v1 import events_pb2
+from rollstream.v1 import events_pb2, sandbox_pb2, sandbox_pb2_grpc
 from sandboxes.client import SandboxClient, Session
 from sandboxes.testing import Executor, executor
 
@@ -32,6 +33,14 @@ def running(request: pytest.FixtureRequest) -> Iterator[Executor]:
         settings.append("sandboxes.unsafe=true")
     with executor(settings, env={"HOST_SECRET": HOST_SECRET}, ordinary_user=bool(user)) as started:
         yield started
+
+
+@pytest.fixture
+def missing(running: Executor) -> tuple[str, ...]:
+    """What the executor says that it does not enforce here."""
+    with grpc.insecure_channel(running.target) as channel:
+        stub = sandbox_pb2_grpc.SandboxServiceStub(channel)
+        return tuple(stub.Capacity(sandbox_pb2.CapacityRequest(), timeout=10).missing)
 
 
 @pytest.fixture

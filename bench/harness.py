@@ -1,0 +1,79 @@
+"""What suites share: a broker of their own, a configuration, training samples that do not repeat."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import tempfile
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from rollstream import codecs, ids
+from rollstream.broker import EmbeddedBroker
+from rollstream.config import Config, load
+from rollstream.v1 import events_pb2
+
+GROUP = 8
+VOCABULARY = 150_000
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextlib.contextmanager
+def broker() -> Iterator[str]:
+    """Bootstrap servers of an embedded broker that lives as long as the block."""
+    with tempfile.TemporaryDirectory() as folder:
+        embedded = EmbeddedBroker(Path(folder), port=free_port())
+        embedded.start()
+        try:
+            yield embedded.bootstrap_servers
+        finally:
+            embedded.stop()
+
+
+def config_for(servers: str, folder: str, *overrides: str) -> Config:
+    """A configuration with a topic prefix of its own."""
+    fixed = (
+        "bus.mode=external",
+        f"bus.bootstrap_servers={servers}",
+        f'bus.topic_prefix="b{uuid.uuid4().hex[:8]}."',
+        f'run.dir="{folder}"',
+        "log.level=warning",
+    )
+    return load(overrides=(*fixed, *overrides), environ={})
+
+
+def training_group(rng: np.random.Generator, number: int, length: int) -> events_pb2.TrainingGroup:
+    """A group of 8 samples of ``length`` tokens with log-probabilities, all of it random."""
+    samples = []
+    for index in range(GROUP):
+        tokens = codecs.make_sequence(
+            rng.integers(0, VOCABULARY, length).astype(np.int32),
+            rng.normal(-1.0, 0.5, length).astype(np.float32),
+            sampled=[(0, length)],
+            versions=[(0, 0, length)],
+        )
+        samples.append(
+            events_pb2.TrainingSample(
+                rollout_id=ids.rollout_id(str(number), index),
+                sample_index=index,
+                tokens=tokens,
+                reward=float(rng.random()),
+                advantage=float(rng.normal()),
+            )
+        )
+    return events_pb2.TrainingGroup(
+        header=codecs.header("bench", ids.event_id("TrainingGroup", number)),
+        group_id=ids.group_id(str(number)),
+        task_id=str(number),
+        domain="bench",
+        group_size=GROUP,
+        samples=samples,
+    )

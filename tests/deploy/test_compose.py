@@ -1,0 +1,166 @@
+"""The compose file, without an engine: its form, its service graph, and that it fits code and images.
+
+The form is checked against a schema of the parts of the compose specification that the file uses; unknown keys are
+errors there too. The specification's own schema file is in no package registry.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from rollstream.config import load
+from rollstream.supervisor.services import SERVICES
+
+ROOT = Path(__file__).parents[2]
+COMPOSE = ROOT / "deploy" / "compose" / "compose.yaml"
+DOCKERFILE = (ROOT / "deploy" / "Dockerfile").read_text()
+# Not run in compose: ClickHouse takes the place of the embedded store.
+EMBEDDED_ONLY = {"store"}
+
+STRINGS = {"type": "array", "items": {"type": "string"}}
+SERVICE_SCHEMA = {
+    "type": "object",
+    "additionalProperties": False,
+    "required": ["image"],
+    "properties": {
+        "image": {"type": "string"},
+        "build": {
+            "type": "object",
+            "additionalProperties": False,
+            "required": ["context", "dockerfile", "target"],
+            "properties": {n: {"type": "string"} for n in ("context", "dockerfile", "target")},
+        },
+        "command": STRINGS,
+        "entrypoint": STRINGS,
+        "environment": {"type": "object", "additionalProperties": {"type": "string"}},
+        "volumes": STRINGS,
+        "ports": STRINGS,
+        "cap_add": STRINGS,
+        "security_opt": STRINGS,
+        "restart": {"enum": ["no", "always", "on-failure", "unless-stopped"]},
+        "stop_grace_period": {"type": "string", "pattern": r"^\d+(s|m)$"},
+        "depends_on": {
+            "type": "object",
+            "additionalProperties": {
+                "type": "object",
+                "additionalProperties": False,
+                "required": ["condition"],
+                "properties": {
+                    "condition": {
+                        "enum": ["service_started", "service_healthy", "service_completed_successfully"]
+                    }
+                },
+            },
+        },
+        "healthcheck": {
+            "type": "object",
+            "additionalProperties": False,
+            "properties": {
+                "test": STRINGS,
+                "interval": {"type": "string"},
+                "timeout": {"type": "string"},
+                "retries": {"type": "integer"},
+                "disable": {"type": "boolean"},
+            },
+        },
+    },
+}
+SCHEMA = {
+    "type": "object",
+    "additionalProperties": False,
+    "required": ["name", "services", "volumes"],
+    "patternProperties": {"^x-": {}},
+    "properties": {
+        "name": {"type": "string", "pattern": "^[a-z0-9][a-z0-9_-]*$"},
+        "services": {"type": "object", "additionalProperties": SERVICE_SCHEMA},
+        "volumes": {"type": "object"},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def compose() -> dict[str, Any]:
+    return dict(yaml.safe_load(COMPOSE.read_text()))
+
+
+@pytest.fixture(scope="module")
+def services(compose: dict[str, Any]) -> dict[str, Any]:
+    return dict(compose["services"])
+
+
+def test_the_form(compose: dict[str, Any]) -> None:
+    jsonschema.validate(compose, SCHEMA)
+
+
+def test_every_service_of_the_pipeline_is_there_and_runs_itself(services: dict[str, Any]) -> None:
+    run = {n: s["command"] for n, s in services.items() if "command" in s and "entrypoint" not in s}
+    assert set(run) == set(SERVICES) - EMBEDDED_ONLY
+    for name, command in run.items():
+        assert command == [name, "--config", "/etc/rollstream/run.toml"]
+
+
+def test_the_graph_is_complete_and_has_no_cycle(services: dict[str, Any]) -> None:
+    def below(name: str, path: tuple[str, ...]) -> None:
+        assert name not in path, f"cycle: {path}"
+        for needed, how in services[name].get("depends_on", {}).items():
+            assert needed in services, f"{name} depends on unknown {needed}"
+            if how["condition"] == "service_healthy":
+                assert "test" in services[needed]["healthcheck"]
+            if how["condition"] == "service_completed_successfully":
+                assert services[needed]["restart"] == "no"
+            below(needed, (*path, name))
+
+    for name in services:
+        below(name, ())
+
+
+def test_who_needs_kafka_waits_for_its_topics(services: dict[str, Any]) -> None:
+    for name in set(SERVICES) - EMBEDDED_ONLY - {"sandboxes"}:
+        assert "topics" in services[name]["depends_on"], name
+
+
+def test_the_run_fits_the_code_and_the_services(services: dict[str, Any]) -> None:
+    config = load([ROOT / "deploy" / "compose" / "run.toml"], environ={})
+    assert (config.bus.mode, config.store.mode) == ("external", "external")
+    host, port = config.bus.bootstrap_servers.split(":")
+    assert host in services
+    assert f":{port}" in services["kafka"]["environment"]["KAFKA_ADVERTISED_LISTENERS"]
+    assert config.store.host in services
+    environment = services["clickhouse"]["environment"]
+    assert config.store.username == environment["CLICKHOUSE_USER"]
+    assert config.store.password == environment["CLICKHOUSE_PASSWORD"]
+    assert config.rollouts.sandbox_targets == (f"sandboxes:{config.sandboxes.port}",)
+    limit = int(services["kafka"]["environment"]["KAFKA_MESSAGE_MAX_BYTES"])
+    assert limit >= config.bus.max_message_bytes
+    for name in set(SERVICES) - EMBEDDED_ONLY:
+        section = getattr(config, name)
+        assert (section.host, section.health_port) == ("0.0.0.0", 8080), name
+        assert ":8080/readyz" in services[name]["healthcheck"]["test"][-1]
+
+
+def test_volumes_are_declared(compose: dict[str, Any]) -> None:
+    for service in compose["services"].values():
+        for volume in service.get("volumes", []):
+            source = volume.split(":")[0]
+            if source.startswith("."):
+                assert (COMPOSE.parent / source).exists(), source
+            else:
+                assert source in compose["volumes"], source
+
+
+def test_image_targets_and_copied_files_exist(services: dict[str, Any]) -> None:
+    stages = re.findall(r"^FROM \S+ AS (\S+)$", DOCKERFILE, re.MULTILINE)
+    parents = re.findall(r"^FROM (\S+) AS", DOCKERFILE, re.MULTILINE)
+    assert all(parent in stages or ":" in parent for parent in parents)
+    for service in services.values():
+        if "build" in service:
+            assert service["build"]["target"] in stages
+            assert (COMPOSE.parent / service["build"]["context"] / service["build"]["dockerfile"]).exists()
+    for source in re.findall(r"^COPY (\S+) ", DOCKERFILE, re.MULTILINE):
+        assert (ROOT / source).exists(), source
