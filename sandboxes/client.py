@@ -186,7 +186,8 @@ class SandboxClient:
             executor.sessions.discard(answer.session_id)
             # Shielded: a cancelled caller still ends its session; a lost answer ends with its
             # lease.
-            await asyncio.shield(self._destroy(executor, answer.session_id))
+            end = pb.DestroyRequest(session_id=answer.session_id)
+            await asyncio.shield(self._destroy(executor, end))
 
     async def _create(self, spec: events_pb2.SandboxSpec) -> tuple[_Executor, pb.CreateResponse]:
         request = pb.CreateRequest(request_id=uuid.uuid4().hex, spec=spec, lease_s=self._lease_s)
@@ -197,6 +198,11 @@ class SandboxClient:
             call = executor.stub.Create(request, timeout=left, metadata=telemetry.inject_metadata())
             try:
                 return executor, await call
+            except asyncio.CancelledError:
+                # The session may be there and its answer on the way: nobody would end it.
+                forget = pb.DestroyRequest(request_id=request.request_id)
+                await asyncio.shield(self._destroy(executor, forget))
+                raise
             except grpc.aio.AioRpcError as error:
                 last = f"{executor.target}: {error.details()} ({error.code().name})"
                 if error.code() not in _TRY_NEXT:
@@ -213,13 +219,12 @@ class SandboxClient:
         pair = random.sample(self._executors, k=min(2, len(self._executors)))
         return min(pair, key=lambda executor: len(executor.sessions))
 
-    async def _destroy(self, executor: _Executor, session_id: str) -> None:
+    async def _destroy(self, executor: _Executor, request: pb.DestroyRequest) -> None:
         try:
-            await executor.stub.Destroy(
-                pb.DestroyRequest(session_id=session_id), timeout=_DESTROY_S
-            )
+            await executor.stub.Destroy(request, timeout=_DESTROY_S)
         except grpc.aio.AioRpcError as error:
-            log.warning("session left to its lease", session=session_id, code=error.code().name)
+            name = request.session_id or request.request_id
+            log.warning("session left to its lease", session=name, code=error.code().name)
 
     async def _renew(self) -> None:
         while True:

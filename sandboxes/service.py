@@ -96,6 +96,7 @@ class SandboxServicer(sandbox_pb2_grpc.SandboxServiceServicer):
 
     async def Destroy(self, request: pb.DestroyRequest, context: Context) -> pb.DestroyResponse:  # noqa: N802
         await self._table.release(request.session_id)
+        await self._table.forget(request.request_id)
         return pb.DestroyResponse()
 
     async def Capacity(  # noqa: N802

@@ -110,18 +110,28 @@ class SessionTable:
 
         Waits for a free place, first come first served, until the caller's deadline cancels it.
         """
-        known = self._requests.get(request_id) if request_id else None
-        if known is not None:
-            return await asyncio.shield(known)
+        while (known := self._requests.get(request_id)) is not None:
+            try:
+                return await asyncio.shield(known)
+            except asyncio.CancelledError:
+                if not known.cancelled():
+                    raise
+                # The call that was making it went away; now it is up to us.
         promise: asyncio.Future[Session] = asyncio.get_running_loop().create_future()
         if request_id:
             self._remember(request_id, promise)
         try:
             session = await self._make(spec, lease_s=lease_s)
-        except BaseException as error:
+        except asyncio.CancelledError:
             self._requests.pop(request_id, None)
             promise.cancel()
-            raise error
+            raise
+        except Exception as error:
+            self._requests.pop(request_id, None)
+            promise.set_exception(error)
+            # Whoever waits gets it too; it is no loss when nobody does.
+            promise.exception()
+            raise
         promise.set_result(session)
         return session
 
@@ -136,6 +146,15 @@ class SessionTable:
             log.error("session did not end in time", session=session_id)
         finally:
             self._places.release()
+
+    async def forget(self, request_id: str) -> None:
+        """End the session that this request made, for a caller that did not hear of it.
+
+        A request that is still under way is cancelled by its own call.
+        """
+        promise = self._requests.get(request_id)
+        if promise is not None and promise.done() and not promise.exception():
+            await self.release(promise.result().session_id)
 
     async def lost(self, session_id: str) -> None:
         """A session died under its user: what is left of it is ended."""

@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -47,7 +48,7 @@ class Executor:
     def descendants(self) -> list[psutil.Process]:
         """Every process below the executor, sessions included."""
         with contextlib.suppress(psutil.NoSuchProcess):
-            return psutil.Process(self.process.pid).children(recursive=True)
+            return list(psutil.Process(self.process.pid).children(recursive=True))
         return []
 
     def leftovers(self) -> list[str]:
@@ -84,14 +85,14 @@ def executor(
     if ordinary_user and os.getuid() == 0:
         for place in (folder, folder / "tmp"):
             os.chown(place, _ORDINARY, _ORDINARY)
-    running = Executor(
-        _spawn(port, folder, overrides, env, ordinary_user), port=port, folder=folder
-    )
+    running: Executor | None = None
     try:
-        wait_until(lambda: _serves(running), what="the executor serves", deadline_s=_START_S)
+        process = _spawn(port, folder, overrides, env, ordinary_user)
+        running = Executor(process, port=port, folder=folder)
+        wait_until(partial(_serves, running), what="the executor serves", deadline_s=_START_S)
         yield running
     finally:
-        if running.process.poll() is None:
+        if running is not None and running.process.poll() is None:
             running.process.send_signal(signal.SIGTERM)
             try:
                 running.process.wait(_STOP_S)

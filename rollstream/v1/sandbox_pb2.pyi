@@ -68,10 +68,12 @@ class RenewLeaseResponse(_message.Message):
     def __init__(self, gone: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class DestroyRequest(_message.Message):
-    __slots__ = ("session_id",)
+    __slots__ = ("session_id", "request_id")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     session_id: str
-    def __init__(self, session_id: _Optional[str] = ...) -> None: ...
+    request_id: str
+    def __init__(self, session_id: _Optional[str] = ..., request_id: _Optional[str] = ...) -> None: ...
 
 class DestroyResponse(_message.Message):
     __slots__ = ()

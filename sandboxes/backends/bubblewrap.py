@@ -17,7 +17,6 @@ import itertools
 import os
 import py_compile
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +26,7 @@ from sandboxes import seccomp
 from sandboxes.backends.base import Backend, Isolation, SessionLimits
 from sandboxes.backends.launch import GUEST, launch
 from sandboxes.channel import Channel
+from sandboxes.folders import ISOLATED, Folder
 from sandboxes.staging import bind_read_only, enter_private_namespace, unbind
 
 _FIRST_UID, _UIDS = 200_000, 60_000
@@ -35,7 +35,6 @@ _SHM_BYTES = 16 << 20
 _PROBE = SessionLimits(
     memory_bytes=256 << 20, pids=32, disk_bytes=1 << 20, wall_s=5.0, output_bytes=1 << 16
 )
-_FILES = ("guest.pyc", "passwd", "seccomp.bpf")
 _PASSWD = "sandbox:x:1000:1000::/work:/bin/sh\n"
 
 
@@ -56,12 +55,12 @@ class BubblewrapBackend(Backend):
     def __init__(self) -> None:
         self._root = False
         self._uids = itertools.cycle(range(_FIRST_UID, _FIRST_UID + _UIDS))
-        self._folder: Path | None = None
+        self._folder: Folder | None = None
         self._staged: list[Path] = []
 
     async def start(self) -> Isolation:
-        folder = self._folder = Path(tempfile.mkdtemp(prefix="rollstream-sandboxes-"))
-        folder.chmod(0o711)
+        self._folder = Folder(ISOLATED, mode=0o711)
+        folder = self._folder.path
         self._root = os.getuid() == 0 and enter_private_namespace()
         self._bwrap = _find_bwrap()
         if not self._bwrap.is_relative_to("/usr"):
@@ -103,14 +102,11 @@ class BubblewrapBackend(Backend):
             os.close(filter_fd)
 
     async def stop(self) -> None:
-        # File by file: a recursive removal would follow a mount into the host's own folders.
         for stage in self._staged:
             unbind(stage)
         self._staged.clear()
         if self._folder is not None:
-            for name in _FILES:
-                (self._folder / name).unlink(missing_ok=True)
-            self._folder.rmdir()
+            self._folder.release()
             self._folder = None
 
     def _missing(self) -> tuple[str, ...]:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import array
 import asyncio
-import contextlib
 import itertools
 import marshal
 import os
@@ -26,7 +25,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 from rollstream.errors import ConfigError, InfraError, SandboxLostError
@@ -34,6 +32,7 @@ from rollstream.process import die_with_parent
 from sandboxes import seccomp
 from sandboxes.backends.base import Backend, Isolation, SessionLimits
 from sandboxes.channel import Channel, RefusedError
+from sandboxes.folders import ISOLATED, Folder
 
 _ZYGOTE = Path(__file__).parent.parent / "zygote.py"
 _FIRST_UID, _UIDS = 200_000, 60_000
@@ -77,14 +76,13 @@ class NativeBackend(Backend):
         self._root = os.getuid() == 0
         self._uids = itertools.cycle(range(_FIRST_UID, _FIRST_UID + _UIDS))
         self._filter = seccomp.program() if seccomp.supported() else b""
-        self._folder: Path | None = None
+        self._folder: Folder | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
 
     async def start(self) -> Isolation:
-        self._folder = Path(tempfile.mkdtemp(prefix="rollstream-sandboxes-"))
-        self._folder.chmod(0o711)
-        (self._folder / "root").mkdir()
+        self._folder = Folder(ISOLATED, mode=0o711)
+        (self._folder.path / "root").mkdir()
         try:
             await (await self.create("python", _PROBE)).close()
         except InfraError as error:
@@ -129,10 +127,8 @@ class NativeBackend(Backend):
             await asyncio.to_thread(self._process.wait)
             self._process = None
         if self._folder is not None:
-            # The zygote's mounts were in its own namespace and went with it: these are empty.
-            with contextlib.suppress(OSError):
-                (self._folder / "root").rmdir()
-                self._folder.rmdir()
+            # The zygote's mounts were in its own namespace and went with it: what is left is empty.
+            self._folder.release()
             self._folder = None
 
     def _missing(self) -> tuple[str, ...]:
@@ -191,7 +187,7 @@ class NativeBackend(Backend):
         if not prefix.is_relative_to("/usr"):
             binds.append((str(prefix), _inside(prefix)))
         return {
-            "root": str(self._folder and self._folder / "root"),
+            "root": str(self._folder and self._folder.path / "root"),
             "binds": binds,
             "files": _FILES,
             "as_root": self._root,

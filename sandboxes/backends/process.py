@@ -7,16 +7,14 @@ must be asked for.
 
 from __future__ import annotations
 
-import os
-import shutil
 import sys
 import tempfile
-from pathlib import Path
 
 from rollstream.errors import ConfigError
 from sandboxes.backends.base import Backend, Isolation, SessionLimits
 from sandboxes.backends.launch import GUEST, launch
 from sandboxes.channel import Channel
+from sandboxes.folders import UNSAFE, Folder
 
 
 class ProcessBackend(Backend):
@@ -30,21 +28,22 @@ class ProcessBackend(Backend):
                 "sandboxes.backend=process isolates nothing",
                 hint="use bubblewrap, or say sandboxes.unsafe=true if that is what you want",
             )
-        self._root: Path | None = None
+        self._root: Folder | None = None
 
     async def start(self) -> Isolation:
-        self._root = Path(tempfile.mkdtemp(prefix="rollstream-unsafe-"))
+        self._root = Folder(UNSAFE)
         return Isolation(tier="none", missing=("every kind of isolation",))
 
     async def create(self, toolchain: str, limits: SessionLimits) -> Channel:
         if toolchain != "python":
             raise ConfigError(f"unknown toolchain {toolchain!r}", hint="known: python")
         assert self._root is not None, "start() first"
-        work = tempfile.mkdtemp(dir=self._root)
+        work = tempfile.mkdtemp(dir=self._root.path)
         return await launch(
             lambda fd: [sys.executable, "-I", "-S", "-E", str(GUEST), str(fd), work]
         )
 
     async def stop(self) -> None:
-        if self._root is not None and os.path.isdir(self._root):
-            shutil.rmtree(self._root, ignore_errors=True)
+        if self._root is not None:
+            self._root.release()
+            self._root = None
