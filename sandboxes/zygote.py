@@ -32,7 +32,6 @@ NEWTIME, NEWNS, NEWCGROUP, NEWUTS = 0x80, 0x20000, 0x2000000, 0x4000000
 NEWIPC, NEWUSER, NEWPID, NEWNET = 0x8000000, 0x10000000, 0x20000000, 0x40000000
 RDONLY, NOSUID, NODEV, NOEXEC, REMOUNT, BIND, REC, PRIVATE = 1, 2, 4, 8, 32, 4096, 16384, 1 << 18
 DETACH = 2
-SYS_PIVOT_ROOT, SYS_CAPSET = 155, 126
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_CAPBSET_DROP = 1, 4, 24
 PR_SET_SECCOMP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 22, 36, 38
 LAST_CAPABILITY = 40
@@ -132,7 +131,7 @@ def build_session(request, root):
         flags = BIND | REMOUNT | RDONLY | NOSUID | NODEV | NOEXEC
         mount(None, "proc/" + name, None, flags)
     # New root and old root in one place: the old one lies on top, and is taken away.
-    check(LIBC.syscall(SYS_PIVOT_ROOT, b".", b"."), "pivot_root")
+    check(LIBC.pivot_root(b".", b"."), "pivot_root")
     check(LIBC.umount2(b".", DETACH), "umount the old root")
     os.chdir("/work")
     check(LIBC.sethostname(b"sandbox", 7), "hostname")
@@ -156,7 +155,7 @@ def give_up_powers(seccomp):
         LIBC.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)
     # Version 3 header for this process, and two empty sets of (effective, permitted, inheritable).
     header = (0x20080522).to_bytes(4, "little") + bytes(4)
-    check(LIBC.syscall(SYS_CAPSET, header, bytes(24)), "capset")
+    check(LIBC.capset(header, bytes(24)), "capset")
     check(LIBC.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
     # PID 1 holds the channel: nothing inside may read or trace it.
     check(LIBC.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0), "dumpable")

@@ -9,6 +9,7 @@ Failure: ``InfraError`` when a session cannot be made; ``SandboxLostError`` when
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
@@ -63,3 +64,12 @@ class Backend(ABC):
     @abstractmethod
     async def stop(self) -> None:
         """Remove what the backend itself holds; sessions are closed by their owners."""
+
+
+def counts_processes_per_namespace() -> bool:
+    """Whether RLIMIT_NPROC counts the processes of one user namespace apart (Linux 5.14).
+
+    Before, it counts all processes of the host's user, and a limit per session means nothing.
+    """
+    major, minor = os.uname().release.split(".")[:2]
+    return (int(major), int("".join(c for c in minor if c.isdigit()))) >= (5, 14)

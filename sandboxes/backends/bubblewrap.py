@@ -7,8 +7,9 @@ inherited environment. The guest is PID 1: when it ends, the kernel ends all.
 
 As root the session's processes run under a host uid of their own (200000 upward), so that a process
 limit holds per session and nothing of root's can be read; what such a uid could not reach by path
-is bound to where it can, in a mount namespace of this process. As an ordinary user the process
-limit is not enforced, and that is reported.
+is bound to where it can, in a mount namespace of this process. As an ordinary user the session runs
+under that user's uid; where the kernel then cannot hold the process limit per session, that is
+reported.
 """
 
 from __future__ import annotations
@@ -23,7 +24,12 @@ from pathlib import Path
 
 from rollstream.errors import ConfigError, InfraError
 from sandboxes import seccomp
-from sandboxes.backends.base import Backend, Isolation, SessionLimits
+from sandboxes.backends.base import (
+    Backend,
+    Isolation,
+    SessionLimits,
+    counts_processes_per_namespace,
+)
 from sandboxes.backends.launch import GUEST, launch
 from sandboxes.channel import Channel
 from sandboxes.folders import ISOLATED, Folder
@@ -113,8 +119,8 @@ class BubblewrapBackend(Backend):
         missing = ["memory limit over all processes (held per process)"]
         # bwrap --tmpfs takes a size and no number of inodes.
         missing.append("inode limit")
-        if not self._root:
-            missing.append("process limit (needs root)")
+        if not self._root and not counts_processes_per_namespace():
+            missing.append("process limit (needs root, or Linux 5.14)")
         if not seccomp.supported():
             missing.append("seccomp filter (made for x86_64)")
         return tuple(missing)

@@ -6,8 +6,9 @@ cgroup namespaces; a read-only toolchain (``/usr`` and this Python's prefix, not
 host); private writable ``/work``, ``/tmp`` and ``/dev/shm`` of limited size; no capabilities;
 seccomp.
 
-As root every session gets a host uid of its own (200000 upward), so that the process limit holds
-per session. As an ordinary user it does not hold, and that is reported.
+As root every session gets a host uid of its own (200000 upward), so that nothing of root's can be
+read. As an ordinary user it runs under that user's; where the kernel then cannot hold the process
+limit per session, that is reported.
 
 Failure: a dead zygote is replaced at the next ``create``; sessions that live go on. A session whose
 channel closes is ended by its own PID 1, and by pidfd from here.
@@ -30,7 +31,12 @@ from pathlib import Path
 from rollstream.errors import ConfigError, InfraError, SandboxLostError
 from rollstream.process import die_with_parent
 from sandboxes import seccomp
-from sandboxes.backends.base import Backend, Isolation, SessionLimits
+from sandboxes.backends.base import (
+    Backend,
+    Isolation,
+    SessionLimits,
+    counts_processes_per_namespace,
+)
 from sandboxes.channel import Channel, RefusedError
 from sandboxes.folders import ISOLATED, Folder
 
@@ -133,8 +139,8 @@ class NativeBackend(Backend):
 
     def _missing(self) -> tuple[str, ...]:
         missing = ["memory limit over all processes (held per process)"]
-        if not self._root:
-            missing.append("process limit (needs root)")
+        if not self._root and not counts_processes_per_namespace():
+            missing.append("process limit (needs root, or Linux 5.14)")
         if not self._filter:
             missing.append("seccomp filter (made for x86_64)")
         return tuple(missing)
