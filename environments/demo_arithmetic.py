@@ -34,7 +34,7 @@ _TEMPLATE = (
 _OPERATORS = {"+": ast.Add, "-": ast.Sub, "*": ast.Mult}
 _MAX_CODE_CHARACTERS = 64
 # Shares of the habits of the demonstrations.
-_GUESS, _WRONG_OPERATOR, _STOPS_EARLY, _SLIP = 0.15, 0.6, 0.6, 0.05
+_GUESS, _WRONG_OPERATOR, _STOPS_EARLY, _SLIP = 0.1, 0.7, 0.7, 0.05
 # One task in so many is held out, by a hash of the problem.
 _HELD_OUT_SHARE = 8
 

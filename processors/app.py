@@ -16,6 +16,7 @@ import struct
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import faust
@@ -191,7 +192,7 @@ def _make_app(config: Config) -> Any:
         f"{bus.topic_prefix}{APP}",
         broker=[f"kafka://{server}" for server in bus.bootstrap_servers.split(",")],
         broker_credentials=_credentials(bus.security),
-        datadir=str(config.run.dir / "faust"),
+        datadir=str(_made(config.run.dir / "faust")),
         store=store,
         web_enabled=False,
         autodiscover=False,
@@ -212,6 +213,11 @@ def _make_app(config: Config) -> Any:
         stream_buffer_maxsize=_OUTBOX_RECORDS,
         stream_wait_empty=False,
     )
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def _credentials(security: SecurityConfig) -> Any:

@@ -7,8 +7,10 @@ comes next is in the checkpoint; nothing is emitted from here.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import islice
+from typing import TypeVar
 
 import numpy as np
 import structlog
@@ -28,6 +30,7 @@ from trainer.packing import TrainSequence
 from trainer.records import sample_uses, step_event
 
 log = structlog.get_logger(__name__)
+Item = TypeVar("Item")
 
 _SFT_CHECKPOINT_STEPS = 100
 
@@ -84,7 +87,7 @@ class TrainerSession:
         None when it was stopped: a checkpoint marks how far it got.
         """
         self._begin(stage.optimiser)
-        batches = self._demonstrations(stage, skip=self.state.stage_step)
+        batches = ahead(self._demonstrations(stage, skip=self.state.stage_step))
         for index in range(self.state.stage_step, stage.steps):
             lr = _sft_rate(stage, index)
             metrics = self._learner.sft_step(next(batches), lr=lr)
@@ -222,6 +225,16 @@ class TrainerSession:
                     for messages in islice(stream, stage.batch_size)
                 )
             ]
+
+
+def ahead(items: Iterator[Item]) -> Iterator[Item]:
+    """The same items, each made while the one before is in use: torch leaves Python free."""
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="ahead") as pool:
+        coming = pool.submit(next, items)
+        while True:
+            item = coming.result()
+            coming = pool.submit(next, items)
+            yield item
 
 
 def _sequence(group: events_pb2.TrainingGroup, sample: events_pb2.TrainingSample) -> TrainSequence:
