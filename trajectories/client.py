@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import Any
 
@@ -19,6 +20,8 @@ def store_client(config: Config, *, budget_s: float = 60.0, database: str | None
     """
     import clickhouse_connect
 
+    # It logs every refused connection, which while the store starts are many and mean nothing.
+    logging.getLogger("clickhouse_connect").setLevel(logging.CRITICAL)
     store = config.store
     deadline = time.monotonic() + budget_s
     while True:
