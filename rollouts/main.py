@@ -1,20 +1,21 @@
 """The service that does rollouts: many tasks in flight, each finished before it is acknowledged.
 
-A task's samples run on this worker, so that their prompt is computed once. A record counts as done
-when every trajectory of its task is acknowledged by the broker; only the low watermark is
-committed, so that a crash brings unfinished tasks again: same ids, and readers drop what they have.
+A task's samples run on this worker, so that their prompt is computed once. Each trajectory is sent
+when it ends; a record counts as done when all of its task are acknowledged by the broker, and only
+the low watermark is committed, so that a crash brings unfinished tasks again: same ids, and readers
+drop what they have.
 
 | task | waits for | unblocked by |
 |---|---|---|
 | main loop | tasks, and room (``max_tasks``) | Kafka, finished tasks |
 | ``task-<id>`` | its rollouts | engine, sandbox |
-| ``rollout-<id>`` | a slot (``max_rollouts``; evaluation first), the policy version | finished
-rollouts |
+| ``rollout-<id>`` | a slot (``max_rollouts``; evaluation first) | finished rollouts |
 | ``policy`` | ``policy.versions`` | the trainer |
 
-Failure: a lost sandbox or a broken call is tried again up to ``max_attempts`` with a higher
-attempt, then recorded as FAILED with INVALID evidence. An undecodable task, or one of an unknown
-domain, is a dead letter. A broken engine ends the process; its tasks come again.
+Failure: a lost sandbox is tried again up to ``max_attempts`` with a higher attempt, then recorded
+as FAILED with INVALID evidence; what no second try can cure is recorded at once. An undecodable
+task, or one of an unknown domain, is a dead letter. A broken engine ends the process and writes
+nothing off; its tasks come again.
 """
 
 from __future__ import annotations
@@ -25,13 +26,15 @@ import os
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping
 
 import structlog
+from google.protobuf.message import DecodeError
 
 from environments.base import Environment
 from environments.registry import make
 from rollouts.agent import Rollout, RolloutSpec, failed_trajectory
+from rollouts.engines.base import EngineBrokenError
 from rollouts.engines.factory import make_engine
 from rollouts.policy import PolicyFollower
 from rollouts.slots import PrioritySlots
@@ -51,6 +54,10 @@ _TIERS = {"short": TASKS_SHORT, "standard": TASKS_STANDARD, "long": TASKS_LONG}
 _POLL_S = 0.1
 _COMMIT_EVERY_S = 0.5
 _LAG_EVERY_S = 2.0
+# Of the drain time, for finishing; the rest is for closing sandboxes, commit and engine.
+_DRAIN_SHARE = 0.8
+# A group is held in memory at once; no estimator asks for more samples than this.
+_MAX_GROUP_SIZE = 4096
 
 
 class Rollouts(Service):
@@ -67,11 +74,15 @@ class Rollouts(Service):
         self._worker_id = f"{socket.gethostname()}-{os.getpid()}"
         settings = self.config.rollouts
         self._slots = PrioritySlots(settings.max_rollouts)
-        self._tasks: dict[asyncio.Task[None], Record] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        # Those of them that wait for a policy version and have begun nothing.
+        self._held: set[asyncio.Task[None] | None] = set()
+        self._fatal: BaseException | None = None
         self._policy: PolicyFollower | None = None
         self._done = 0
         self._failed = 0
         self._retried = 0
+        self._sandbox_wait_s = 0.0
         self._lag_records = 0.0
         self._rate = _Rate()
 
@@ -87,8 +98,10 @@ class Rollouts(Service):
             "rollouts_done": self._done,
             "rollouts_failed": self._failed,
             "rollouts_retried": self._retried,
+            "sandbox_wait_s": self._sandbox_wait_s,
             "policy_version": self._engine.version if self._policy else -1,
             "policy_updates": self._policy.updates_total if self._policy else 0,
+            "policy_failures": self._policy.failures_total if self._policy else 0,
             "tokens_per_s": self._rate.per_second(tokens),
             "lag_records": self._lag_records,
             **engine,
@@ -107,9 +120,9 @@ class Rollouts(Service):
             cache=self.config.run.dir / "rollouts" / f"policy-{os.getpid()}",
         )
         policy = asyncio.create_task(self._policy.run(), name="policy")
-        await producer.start()
-        await consumer.start()
         try:
+            await producer.start()
+            await consumer.start()
             async with self._sandboxes() as sandboxes:
                 await self._serve(consumer, producer, sandboxes, policy)
         finally:
@@ -152,9 +165,16 @@ class Rollouts(Service):
                 await consumer.commit()
                 committed = now
             if now - lagged > _LAG_EVERY_S:
-                self._lag_records = sum(p.lag_records for p in await consumer.positions())
+                await self._measure_lag(consumer)
                 lagged = now
         await self._drain(consumer)
+
+    async def _measure_lag(self, consumer: Consumer) -> None:
+        try:
+            self._lag_records = sum(p.lag_records for p in await consumer.positions())
+        except InfraError as error:
+            # A number to look at; the work itself notices when the broker stays away.
+            log.warning("lag unknown", error=str(error))
 
     def _begin(
         self,
@@ -165,30 +185,35 @@ class Rollouts(Service):
     ) -> None:
         work = self._work(record, consumer, producer, sandboxes)
         task = asyncio.create_task(work, name=f"task-{record.key.decode('utf-8', 'replace')}")
-        self._tasks[task] = record
+        self._tasks.add(task)
         task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.pop(task, None)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            # Not acknowledged: the record comes again after the restart.
-            log.error("task failed, ending the worker", error=repr(error))
-            self._fatal = error
-            self.context.stopping.set()
+        self._tasks.discard(task)
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        # Not acknowledged: the record comes again after the restart.
+        if self._fatal is None:
+            self._fatal = _first(error)
+            log.error("ending the worker", error=str(self._fatal) or repr(self._fatal))
+        self.context.stopping.set()
 
     async def _drain(self, consumer: Consumer) -> None:
         """Finish what is in flight; what the drain time does not allow comes again elsewhere."""
-        fatal = getattr(self, "_fatal", None)
-        if fatal is not None:
-            for task in list(self._tasks):
-                task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=self.config.rollouts.drain_s * 0.8)
-        for task in list(self._tasks):
+        hopeless = self._tasks & self._held if self._fatal is None else self._tasks
+        for task in hopeless:
             task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=self.config.rollouts.drain_s * _DRAIN_SHARE)
+        left = set(self._tasks)
+        for task in left:
+            task.cancel()
+        if left:
+            log.warning("tasks left for another worker", tasks=len(left))
+            await asyncio.gather(*left, return_exceptions=True)
         await consumer.commit()
-        if fatal is not None:
-            raise fatal
+        if self._fatal is not None:
+            raise self._fatal
 
     async def _work(
         self,
@@ -206,22 +231,42 @@ class Rollouts(Service):
             await self._bury(record, error, producer)
             consumer.done(record)
             return
-        assert self._policy is not None
-        await self._policy.at_least(task.min_policy_version)
+        await self._hold(task.min_policy_version)
         parent = telemetry.extract(record.headers)
-        with tracer.start_as_current_span("task rollouts", context=parent):
+        with tracer.start_as_current_span("process task", context=parent) as span:
+            span.set_attributes(
+                {"rollstream.task_id": task.task_id, "rollstream.domain": task.domain}
+            )
             queued_at = time.monotonic()
-            samples = [
-                self._sample(task, index, environment, sandboxes, queued_at)
-                for index in range(max(1, task.group_size))
-            ]
             async with asyncio.TaskGroup() as group:
-                running = [group.create_task(sample) for sample in samples]
-            trajectories = [(task.group_id, sample.result()) for sample in running]
-            await producer.send_batch(TRAJECTORIES, trajectories)
+                for index in range(max(1, task.group_size)):
+                    work = self._sample(task, index, environment, sandboxes, queued_at)
+                    group.create_task(
+                        self._send(producer, work), name=f"rollout-{task.task_id}-{index}"
+                    )
         consumer.done(record)
 
+    async def _hold(self, version: int) -> None:
+        """Wait for the policy version; a drain does not wait for such a task."""
+        assert self._policy is not None
+        current = asyncio.current_task()
+        self._held.add(current)
+        try:
+            await self._policy.at_least(version)
+        finally:
+            self._held.discard(current)
+
+    async def _send(
+        self, producer: Producer, work: Coroutine[None, None, events_pb2.Trajectory]
+    ) -> None:
+        trajectory = await work
+        await producer.send_batch(TRAJECTORIES, [(trajectory.group_id, trajectory)])
+
     def _environment(self, task: events_pb2.Task) -> Environment:
+        if task.group_size > _MAX_GROUP_SIZE:
+            raise ContractError(
+                f"task {task.task_id} asks for {task.group_size} samples; {_MAX_GROUP_SIZE} at most"
+            )
         environment = self._environments.get(task.domain)
         if environment is None:
             raise ContractError(
@@ -242,6 +287,7 @@ class Rollouts(Service):
         assert self._policy is not None
         assert self._policy.chat is not None
         attempts = self.config.rollouts.max_attempts
+        last: Exception = InfraError("no attempt was made")
         for attempt in range(attempts):
             spec = RolloutSpec(
                 task=task,
@@ -260,25 +306,44 @@ class Rollouts(Service):
                 max_tool_chars=self.config.rollouts.max_tool_chars,
             )
             async with self._slots.take(task.priority):
-                try:
-                    trajectory = await rollout.run()
-                except (InfraError, ContractError) as error:
-                    self._retried += 1
-                    log.warning(
-                        "attempt failed", task=task.task_id, attempt=attempt, error=str(error)
-                    )
-                    last: Exception = error
-                    continue
-            self._done += 1
-            return trajectory
+                outcome = await self._attempt(rollout, spec)
+            if isinstance(outcome, events_pb2.Trajectory):
+                self._done += 1
+                self._sandbox_wait_s += outcome.timings.sandbox_wait_s
+                return outcome
+            last = outcome
+            if not isinstance(outcome, InfraError):
+                break
+            self._retried += attempt + 1 < attempts
         self._failed += 1
         return failed_trajectory(spec, last)
+
+    async def _attempt(
+        self, rollout: Rollout, spec: RolloutSpec
+    ) -> events_pb2.Trajectory | Exception:
+        """The trajectory, or why there is none. A rollout that goes wrong is data: whatever it
+        raises is recorded on it alone, but for a broken engine, which would spoil them all.
+        """
+        try:
+            return await rollout.run()
+        except EngineBrokenError:
+            raise
+        except (InfraError, ContractError) as error:
+            log.warning(
+                "attempt failed", rollout=spec.rollout_id, attempt=spec.attempt, error=str(error)
+            )
+            return error
+        except Exception as error:
+            log.exception("rollout crashed", rollout=spec.rollout_id, attempt=spec.attempt)
+            return error
 
     async def _bury(self, record: Record, error: ContractError, producer: Producer) -> None:
         log.error("dead letter", topic=record.topic, offset=record.offset, error=str(error))
         task = events_pb2.Task()
-        with contextlib.suppress(Exception):
+        try:
             task.ParseFromString(record.value)
+        except DecodeError:
+            task.Clear()
         training = task.purpose == events_pb2.PURPOSE_TRAIN
         letter = dead_letter(
             record,
@@ -289,6 +354,13 @@ class Rollouts(Service):
             samples=task.group_size if training else 0,
         )
         await send_dead_letter(producer, letter)
+
+
+def _first(error: BaseException) -> BaseException:
+    """The first error inside a group of them: the one that the others followed."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 class _Rate:

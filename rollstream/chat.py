@@ -174,7 +174,7 @@ class ChatFormat:
         try:
             said = json.loads(found)
             name, arguments = str(said["name"]), said.get("arguments", {})
-        except (ValueError, TypeError, KeyError, AttributeError):
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             # Malformed: kept as written; the agent loop tells the policy what is wrong with it.
             return events_pb2.ToolCall(id=call_id, name="", arguments_json=found.strip())
         text = arguments if isinstance(arguments, str) else json.dumps(arguments)

@@ -5,8 +5,11 @@ effect between two tokens of the requests in flight: they go on with the new wei
 token's version is reported. Log-probabilities are those of the distribution that was sampled from
 (after temperature), in float32.
 
-Failure: ``InfraError`` when the engine is broken (the worker retries, then restarts the process);
-``ContractError`` for a request that cannot be served (prompt longer than the model's window).
+A caller that is cancelled gives its request up: the engine drops it and its place is free.
+
+Failure: ``EngineBrokenError`` when the engine is beyond use (the worker ends; its tasks come again
+in a fresh process); ``ContractError`` for a request that cannot be served (prompt longer than the
+window) and for weights that are not those of this model: the old ones stay in use.
 """
 
 from __future__ import annotations
@@ -19,7 +22,14 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from rollstream.errors import ContractError, InfraError
 from rollstream.v1 import events_pb2
+
+
+class EngineBrokenError(InfraError):
+    """The engine is beyond use; only a fresh process helps."""
+
+    code = "engine_broken"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +62,23 @@ class Generation:
     finish_reason: events_pb2.FinishReason
 
 
+def token_limit(request: GenerateRequest, *, window: int) -> int:
+    """How many tokens may be sampled: what was asked for, as far as the window goes.
+
+    Raises:
+        ContractError: the prompt is empty, or leaves no room for any.
+    """
+    if not len(request.prompt_ids):
+        raise ContractError("an empty prompt", hint="a task needs at least one message")
+    room = window - len(request.prompt_ids)
+    if room < 1:
+        raise ContractError(
+            f"a prompt of {len(request.prompt_ids)} tokens does not fit a window of {window}",
+            hint="raise policy.max_length or shorten the task",
+        )
+    return min(request.max_tokens, room)
+
+
 class InferenceEngine(ABC):
     """One policy being served."""
 
@@ -66,6 +93,10 @@ class InferenceEngine(ABC):
     async def update_weights(self, model_dir: Path, *, version: int) -> None:
         """Switch to the weights in ``model_dir`` at the next token boundary; returns when they are
         in use.
+
+        Raises:
+            InfraError: the files are not there (any more).
+            ContractError: they are no weights of this model. Nothing has changed.
         """
 
     @property

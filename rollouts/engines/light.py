@@ -4,6 +4,9 @@ architectures.
 One forward pass per step for all running requests, whatever their lengths; prompts of one length
 are prefilled together. Weights are replaced between two steps. Float32; faster than vLLM on a CPU
 for models of about a million parameters, and nothing to start.
+
+Memory: the cache has as many slots as ``max_sequences`` and ``kv_cache_bytes`` allow; requests
+beyond them wait. One prefill computes at most ``max_batched_tokens`` (one prompt at least).
 """
 
 from __future__ import annotations
@@ -23,9 +26,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from rollouts.engines.base import GenerateRequest, Generation, InferenceEngine
+from rollouts.engines.base import GenerateRequest, Generation, InferenceEngine, token_limit
 from rollouts.engines.stepping import Stepper, StepThread
-from rollouts.engines.weights import read_weights
+from rollouts.engines.weights import Shapes, check_shapes, read_shapes, read_weights
 from rollstream.config import Config
 from rollstream.errors import ConfigError, ContractError
 from rollstream.v1 import events_pb2
@@ -53,7 +56,8 @@ class _Shape:
                 f"the light engine does not serve {architecture}",
                 hint=f"it serves {', '.join(_ARCHITECTURES)}; use rollouts.engine.kind=vllm",
             )
-        rope = raw.get("rope_parameters") or raw
+        rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+        _refuse(raw, rope)
         heads = raw["num_attention_heads"]
         return cls(
             layers=raw["num_hidden_layers"],
@@ -61,8 +65,37 @@ class _Shape:
             kv_heads=raw.get("num_key_value_heads") or heads,
             head_dim=raw.get("head_dim") or raw["hidden_size"] // heads,
             eps=raw.get("rms_norm_eps", 1e-6),
-            rope_theta=float(rope.get("rope_theta", 10_000.0)),
+            rope_theta=float(rope.get("rope_theta") or raw.get("rope_theta") or 10_000.0),
         )
+
+    @property
+    def token_bytes(self) -> int:
+        """Keys and values of one token, float32."""
+        return 2 * 4 * self.layers * self.kv_heads * self.head_dim
+
+
+def _refuse(raw: Mapping[str, Any], rope: Mapping[str, Any]) -> None:
+    """``ConfigError`` for what the forward pass here does not compute."""
+    found = {
+        "rope_type": rope.get("rope_type") or rope.get("type") or "default",
+        "hidden_act": raw.get("hidden_act", "silu"),
+        "attention_bias": bool(raw.get("attention_bias")),
+        "mlp_bias": bool(raw.get("mlp_bias")),
+        "use_sliding_window": bool(raw.get("use_sliding_window")),
+    }
+    served = {
+        "rope_type": "default",
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "use_sliding_window": False,
+    }
+    for name, value in found.items():
+        if value != served[name]:
+            raise ConfigError(
+                f"the light engine does not serve a model with {name}={value!r}",
+                hint="use rollouts.engine.kind=vllm",
+            )
 
 
 class _Model:
@@ -192,9 +225,12 @@ class _Running:
 class _Sampler(Stepper[Generation]):
     """Continuous batching: every step admits what fits, then adds one token to every request."""
 
-    def __init__(self, model: _Model, *, slots: int, seed: int, version: int) -> None:
+    def __init__(
+        self, model: _Model, *, slots: int, prefill_tokens: int, seed: int, version: int
+    ) -> None:
         self.model = model
         self.version = version
+        self._prefill_tokens = prefill_tokens
         self._free = list(range(slots))
         self._running: dict[int, _Running] = {}
         self._queue: deque[_Running] = deque()
@@ -202,6 +238,12 @@ class _Sampler(Stepper[Generation]):
 
     def add(self, running: _Running) -> None:
         self._queue.append(running)
+
+    def drop(self, request_id: str) -> None:
+        self._queue = deque(r for r in self._queue if r.request_id != request_id)
+        for slot, running in list(self._running.items()):
+            if running.request_id == request_id:
+                self._release(slot)
 
     def busy(self) -> bool:
         return bool(self._queue or self._running)
@@ -220,9 +262,12 @@ class _Sampler(Stepper[Generation]):
             self._sample(decoding, ids, torch.tensor(lengths))
         finished = [r for r in self._running.values() if r.done]
         for running in finished:
-            del self._running[running.slot]
-            self._free.append(running.slot)
+            self._release(running.slot)
         return [(r.request_id, r.answer()) for r in finished]
+
+    def _release(self, slot: int) -> None:
+        del self._running[slot]
+        self._free.append(slot)
 
     def _prefill(self) -> None:
         by_length: dict[int, list[_Running]] = defaultdict(list)
@@ -231,9 +276,12 @@ class _Sampler(Stepper[Generation]):
             running.slot = self._free.pop()
             self._running[running.slot] = running
             by_length[len(running.request.prompt_ids)].append(running)
-        for length, batch in by_length.items():
-            ids = torch.from_numpy(np.stack([r.request.prompt_ids for r in batch])).long()
-            self._sample(batch, ids, torch.arange(length).expand(len(batch), length))
+        for length, admitted in by_length.items():
+            size = max(1, self._prefill_tokens // length)
+            for start in range(0, len(admitted), size):
+                batch = admitted[start : start + size]
+                ids = torch.from_numpy(np.stack([r.request.prompt_ids for r in batch])).long()
+                self._sample(batch, ids, torch.arange(length).expand(len(batch), length))
 
     def _sample(self, batch: list[_Running], ids: Tensor, positions: Tensor) -> None:
         logits = self.model.forward(torch.tensor([r.slot for r in batch]), ids, positions)
@@ -264,40 +312,58 @@ class LightEngine(InferenceEngine):
     """The sampler behind the engine contract."""
 
     def __init__(self, config: Config) -> None:
-        self._slots = config.rollouts.engine.max_sequences
+        self._settings = config.rollouts.engine
         self._length = config.policy.max_length
         self._seed = config.run.seed
         self._ids = itertools.count()
         self._thread: StepThread[Generation] = StepThread("light-engine")
         self._sampler: _Sampler | None = None
+        self._shapes: Shapes = {}
         self._tokens = 0
         self._update_s = 0.0
 
     async def start(self, model_dir: Path, *, version: int) -> None:
-        weights = await asyncio.to_thread(read_weights, model_dir)
         shape = _Shape.read(model_dir)
+        slots = self._slots(shape)
+        self._shapes = read_shapes(model_dir)
+        weights = await asyncio.to_thread(read_weights, model_dir)
 
         def make() -> _Sampler:
             torch.set_num_threads(1)
-            model = _Model(shape, weights, slots=self._slots, length=self._length)
-            sampler = _Sampler(model, slots=self._slots, seed=self._seed, version=version)
-            self._sampler = sampler
-            return sampler
+            model = _Model(shape, weights, slots=slots, length=self._length)
+            self._sampler = _Sampler(
+                model,
+                slots=slots,
+                prefill_tokens=self._settings.max_batched_tokens,
+                seed=self._seed,
+                version=version,
+            )
+            return self._sampler
 
         await self._thread.attach(make)
 
+    def _slots(self, shape: _Shape) -> int:
+        """How many sequences the cache holds."""
+        one = shape.token_bytes * self._length
+        slots = min(self._settings.max_sequences, self._settings.kv_cache_bytes // one)
+        if slots < 1:
+            raise ConfigError(
+                f"rollouts.engine.kv_cache_bytes={self._settings.kv_cache_bytes} holds no sequence"
+                f" of policy.max_length={self._length} tokens, which takes {one}",
+                hint="raise the one or lower the other",
+            )
+        return slots
+
     async def generate(self, request: GenerateRequest) -> Generation:
-        room = self._length - len(request.prompt_ids)
-        if room < 1:
+        limit = token_limit(request, window=self._length)
+        vocabulary = self._shapes["model.embed_tokens.weight"][0]
+        if not 0 <= request.prompt_ids.min() <= request.prompt_ids.max() < vocabulary:
             raise ContractError(
-                f"a prompt of {len(request.prompt_ids)} tokens does not fit a window of "
-                f"{self._length}",
-                hint="raise policy.max_length or shorten the task",
+                f"a prompt with token id {request.prompt_ids.max()}; the model knows {vocabulary}",
+                hint="does the tokenizer belong to this model?",
             )
         request_id = str(next(self._ids))
-        running = _Running(
-            request_id=request_id, request=request, limit=min(request.max_tokens, room)
-        )
+        running = _Running(request_id=request_id, request=request, limit=limit)
         sampler = self._started
         generation = await self._thread.ask(request_id, lambda: sampler.add(running))
         self._tokens += len(generation.token_ids)
@@ -305,6 +371,7 @@ class LightEngine(InferenceEngine):
 
     async def update_weights(self, model_dir: Path, *, version: int) -> None:
         weights = await asyncio.to_thread(read_weights, model_dir)
+        check_shapes(weights, self._shapes, folder=model_dir)
         started = time.monotonic()
         sampler = self._started
 

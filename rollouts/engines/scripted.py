@@ -1,25 +1,28 @@
 """An engine without a model: a script says what the policy writes. For tests, load and fixed
 policies.
 
-``rollouts.engine.script = "module:function"``; the function gets the ``GenerateRequest`` and
-returns token ids (int32). Log-probabilities are made up and fixed: -0.5 each.
+``rollouts.engine.script = "module:function"``; the function, or coroutine function where it takes
+its time, gets the ``GenerateRequest`` and returns token ids (int32). Log-probabilities are made up
+and fixed: -0.5 each. Weights are not read: a policy folder need only hold the chat format.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+import inspect
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from rollouts.engines.base import GenerateRequest, Generation, InferenceEngine
+from rollouts.engines.base import GenerateRequest, Generation, InferenceEngine, token_limit
 from rollstream.config import Config
-from rollstream.errors import ConfigError, ContractError
+from rollstream.errors import ConfigError
 from rollstream.v1 import events_pb2
 
-Script = Callable[[GenerateRequest], npt.NDArray[np.int32]]
+TokenIds = npt.NDArray[np.int32]
+Script = Callable[[GenerateRequest], TokenIds | Awaitable[TokenIds]]
 _LOGPROB = -0.5
 
 
@@ -31,18 +34,21 @@ class ScriptedEngine(InferenceEngine):
         self._max_length = config.policy.max_length
         self._version = -1
         self._tokens = 0
+        self._running = 0
 
     async def start(self, model_dir: Path, *, version: int) -> None:
         self._version = version
 
     async def generate(self, request: GenerateRequest) -> Generation:
-        room = self._max_length - len(request.prompt_ids)
-        if room < 1:
-            raise ContractError(
-                f"a prompt of {len(request.prompt_ids)} tokens does not fit a window of "
-                f"{self._max_length}"
-            )
-        ids = np.asarray(self._script(request), dtype=np.int32)[: min(room, request.max_tokens)]
+        limit = token_limit(request, window=self._max_length)
+        self._running += 1
+        try:
+            said = self._script(request)
+            if inspect.isawaitable(said):
+                said = await said
+        finally:
+            self._running -= 1
+        ids = np.asarray(said, dtype=np.int32)[:limit]
         stops = np.flatnonzero(np.isin(ids, request.stop_ids))
         stopped = len(stops) > 0
         if stopped:
@@ -65,7 +71,7 @@ class ScriptedEngine(InferenceEngine):
         return self._version
 
     def stats(self) -> Mapping[str, float]:
-        return {"generated_tokens": self._tokens}
+        return {"running_requests": self._running, "generated_tokens": self._tokens}
 
     async def stop(self) -> None:
         return None

@@ -1,24 +1,28 @@
 """The thread around an engine that works in steps: commands go in between two steps.
 
 What it waits for: a command, or unfinished requests. Futures are resolved on the event loop, all of
-one step in one call. When a step fails every request fails with an ``InfraError`` and the thread
-ends: a broken engine is not used further.
+one step in one call. When a step fails, everything that waits fails with an ``EngineBrokenError``
+and the thread ends: a broken engine is not used further.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import queue
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import structlog
 
-from rollstream.errors import InfraError, RollstreamError
+from rollouts.engines.base import EngineBrokenError
 
 log = structlog.get_logger(__name__)
+# A step takes milliseconds, a start seconds; a thread that is still busy after this is left behind
+# (it is a daemon).
+_JOIN_S = 30.0
 Answer = TypeVar("Answer")
 Result = TypeVar("Result")
 
@@ -34,6 +38,10 @@ class Stepper(ABC, Generic[Answer]):
     def step(self) -> Iterable[tuple[str, Answer]]:
         """One step; the requests that it finished, with their answers."""
 
+    @abstractmethod
+    def drop(self, request_id: str) -> None:
+        """Forget a request that nobody waits for any more; nothing when it is not known."""
+
 
 class StepThread(Generic[Answer]):
     """Runs a stepper in a thread of its own, for an asyncio caller."""
@@ -41,9 +49,10 @@ class StepThread(Generic[Answer]):
     def __init__(self, name: str) -> None:
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._waiting: dict[str, asyncio.Future[Answer]] = {}
+        self._calls: set[asyncio.Future[Any]] = set()
         self._loop = asyncio.get_running_loop()
         self._stepper: Stepper[Answer] | None = None
-        self._failure: InfraError | None = None
+        self._failure: EngineBrokenError | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -54,17 +63,19 @@ class StepThread(Generic[Answer]):
 
     async def call(self, work: Callable[[], Result]) -> Result:
         """Run ``work`` in the thread, between two steps."""
+        self._check()
         future: asyncio.Future[Result] = self._loop.create_future()
+        self._calls.add(future)
+        future.add_done_callback(self._calls.discard)
 
         def command() -> None:
             try:
                 result = work()
             except BaseException as error:  # noqa: BLE001 - handed to the caller
-                self._loop.call_soon_threadsafe(_fail, future, error)
+                self._tell(_fail, future, error)
             else:
-                self._loop.call_soon_threadsafe(_resolve, future, result)
+                self._tell(_resolve, future, result)
 
-        self._check()
         self._commands.put(command)
         return await future
 
@@ -77,7 +88,10 @@ class StepThread(Generic[Answer]):
         await self.call(command)
 
     async def ask(self, request_id: str, add: Callable[[], None]) -> Answer:
-        """Add a request (``add`` runs in the thread) and wait for its answer."""
+        """Add a request (``add`` runs in the thread) and wait for its answer.
+
+        A caller that is cancelled drops the request.
+        """
         self._check()
         future: asyncio.Future[Answer] = self._loop.create_future()
         self._waiting[request_id] = future
@@ -86,17 +100,32 @@ class StepThread(Generic[Answer]):
             try:
                 add()
             except Exception as error:  # noqa: BLE001 - handed to the caller
-                self._loop.call_soon_threadsafe(_fail, future, error)
+                self._tell(_fail, future, error)
 
         self._commands.put(command)
         try:
             return await future
+        except asyncio.CancelledError:
+            self._commands.put(lambda: self._drop(request_id))
+            raise
         finally:
             self._waiting.pop(request_id, None)
 
     async def stop(self) -> None:
+        """End the thread; what still waits fails."""
+        if self._failure is None:
+            self._failure = EngineBrokenError("the engine is stopped")
         self._commands.put(None)
-        await asyncio.to_thread(self._thread.join, 30.0)
+        self._fail_all(self._failure)
+        await asyncio.to_thread(self._thread.join, _JOIN_S)
+
+    def _drop(self, request_id: str) -> None:
+        """In the thread: no caller is left to hear of an error."""
+        try:
+            if self._stepper is not None:
+                self._stepper.drop(request_id)
+        except Exception:
+            log.exception("request not dropped", request=request_id)
 
     def _check(self) -> None:
         if self._failure is not None:
@@ -115,13 +144,13 @@ class StepThread(Generic[Answer]):
                 done = list(stepper.step())
             except Exception as error:
                 log.exception("engine step failed")
-                self._failure = InfraError(
-                    f"the engine broke: {error!r}", hint="the worker restarts it"
+                self._failure = EngineBrokenError(
+                    f"the engine broke: {error!r}", hint="the worker is started again without it"
                 )
-                self._loop.call_soon_threadsafe(self._fail_all, self._failure)
+                self._tell(self._fail_all, self._failure)
                 return
             if done:
-                self._loop.call_soon_threadsafe(self._deliver, done)
+                self._tell(self._deliver, done)
 
     def _obey(self, *, block: bool) -> bool:
         """Run the commands that are there; with ``block`` wait for one. False: stop."""
@@ -141,9 +170,14 @@ class StepThread(Generic[Answer]):
             if future is not None:
                 _resolve(future, answer)
 
-    def _fail_all(self, error: RollstreamError) -> None:
-        for future in self._waiting.values():
+    def _fail_all(self, error: EngineBrokenError) -> None:
+        for future in (*self._waiting.values(), *self._calls):
             _fail(future, error)
+
+    def _tell(self, callback: Callable[..., None], *arguments: Any) -> None:
+        """Call back on the loop; a loop that is closed waits for nothing."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(callback, *arguments)
 
 
 def _resolve(future: asyncio.Future[Result], result: Result) -> None:

@@ -1,9 +1,12 @@
 """Real vLLM in this process: ``LLMEngine`` stepped in a thread, weights updated between two steps.
 
-Facts that shape it (reference/engines.md): no per-request seed on a CPU (it kills the engine when a
-prompt is prefilled in chunks); ``lm_head.weight`` is always sent; cached prefixes are kept apart by
+Facts that shape it: no per-request seed on a CPU (it kills the engine when a prompt is prefilled in
+chunks); ``lm_head.weight`` is always sent, also where it is tied; cached prefixes are kept apart by
 version; block size a multiple of 32. Log-probabilities are those after temperature
 (``processed_logprobs``).
+
+A request in flight keeps its key-value cache over an update: its next tokens are sampled from the
+new weights over what the old ones computed, and their log-probabilities say exactly that.
 """
 
 from __future__ import annotations
@@ -18,9 +21,15 @@ from typing import Any
 
 import numpy as np
 
-from rollouts.engines.base import GenerateRequest, Generation, InferenceEngine
+from rollouts.engines.base import (
+    EngineBrokenError,
+    GenerateRequest,
+    Generation,
+    InferenceEngine,
+    token_limit,
+)
 from rollouts.engines.stepping import Stepper, StepThread
-from rollouts.engines.weights import read_weights
+from rollouts.engines.weights import Shapes, check_shapes, read_shapes, read_weights
 from rollstream.config import Config
 from rollstream.errors import ContractError
 from rollstream.v1 import events_pb2
@@ -44,6 +53,9 @@ class _VllmStepper(Stepper[Any]):
     def step(self) -> Iterable[tuple[str, Any]]:
         return [(out.request_id, out) for out in self.engine.step() if out.finished]
 
+    def drop(self, request_id: str) -> None:
+        self.engine.abort_request([request_id])
+
 
 class VllmEngine(InferenceEngine):
     """vLLM in process. One per process: its global state allows no second one."""
@@ -60,11 +72,13 @@ class VllmEngine(InferenceEngine):
         _set_environment(self._settings.kv_cache_bytes)
         self._thread: StepThread[Any] = StepThread("vllm")
         self._stepper: _VllmStepper | None = None
+        self._shapes: Shapes = {}
         # The import takes seconds: it begins before the first weights are there.
         self._importing = asyncio.ensure_future(self._thread.call(_import))
 
     async def start(self, model_dir: Path, *, version: int) -> None:
         await self._importing
+        self._shapes = await asyncio.to_thread(read_shapes, model_dir)
         arguments = {
             "model": str(model_dir),
             "dtype": self._dtype,
@@ -82,7 +96,13 @@ class VllmEngine(InferenceEngine):
         }
 
         def make() -> _VllmStepper:
-            stepper = _VllmStepper(arguments)
+            try:
+                stepper = _VllmStepper(arguments)
+            except Exception as error:
+                raise EngineBrokenError(
+                    f"vLLM cannot serve {model_dir}: {error!r}",
+                    hint="see above what it says; rollouts.engine.extra sets its arguments",
+                ) from error
             stepper.engine.set_weight_version(str(version))
             self._stepper = stepper
             return stepper
@@ -94,44 +114,49 @@ class VllmEngine(InferenceEngine):
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
-        room = self._max_length - len(request.prompt_ids)
-        if room < 1:
-            raise ContractError(
-                f"a prompt of {len(request.prompt_ids)} tokens does not fit a window of "
-                f"{self._max_length}",
-                hint="raise policy.max_length or shorten the task",
-            )
         params = SamplingParams(
             temperature=request.temperature,
             top_p=request.top_p,
             top_k=request.top_k or -1,
-            max_tokens=min(request.max_tokens, room),
+            max_tokens=token_limit(request, window=self._max_length),
             stop_token_ids=list(request.stop_ids),
             logprobs=0,
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
         request_id = str(next(self._ids))
-        # The salt keeps prefixes apart by version: a block cached under old weights is never used
-        # under new ones (the cache itself cannot be dropped while requests run).
-        salt = f"v{self._version}"
-        prompt = {"prompt_token_ids": request.prompt_ids.tolist(), "cache_salt": salt}
-        output = await self._thread.ask(
-            request_id, lambda: self._engine.add_request(request_id, prompt, params)
-        )
+
+        def add() -> None:
+            # The salt keeps prefixes apart by version: a block cached under old weights is never
+            # used under new ones (the cache itself cannot be dropped while requests run). Chosen
+            # in the thread, so that no update comes between the choice and its use.
+            salt = f"v{self._version}"
+            prompt = {"prompt_token_ids": request.prompt_ids.tolist(), "cache_salt": salt}
+            try:
+                self._engine.add_request(request_id, prompt, params)
+            except ValueError as error:
+                raise ContractError(f"vLLM refuses the request: {error}") from error
+
+        output = await self._thread.ask(request_id, add)
         generation = _generation(output.outputs[0], self._version)
         self._tokens += len(generation.token_ids)
         return generation
 
     async def update_weights(self, model_dir: Path, *, version: int) -> None:
         weights = await asyncio.to_thread(read_weights, model_dir)
+        check_shapes(weights, self._shapes, folder=model_dir)
         started = time.monotonic()
 
         def update() -> None:
             engine = self._engine
-            engine.collective_rpc(
-                "reload_weights", kwargs={"weights_iterator": iter(list(weights.items()))}
-            )
+            try:
+                engine.collective_rpc(
+                    "reload_weights", kwargs={"weights_iterator": iter(list(weights.items()))}
+                )
+            except Exception as error:
+                raise EngineBrokenError(
+                    f"version {version}: the weights were taken half-way: {error!r}"
+                ) from error
             engine.set_weight_version(str(version))
             self._version = version
 
@@ -150,6 +175,7 @@ class VllmEngine(InferenceEngine):
         }
 
     async def stop(self) -> None:
+        self._importing.cancel()
         await self._thread.stop()
 
     @property

@@ -326,7 +326,13 @@ class KafkaConsumer(Consumer):
         assigned = list(self._client.assignment())
         if not assigned:
             return []
-        ends = await self._client.end_offsets(assigned)
+        try:
+            ends = await self._client.end_offsets(assigned)
+        except (KafkaError, OSError) as error:
+            raise InfraError(
+                f"the ends of {', '.join(self._topics)} are not known: {error!r}",
+                hint="is the broker up?",
+            ) from error
         found = []
         for partition in assigned:
             position = await self._client.position(partition)

@@ -252,7 +252,7 @@ class EngineConfig(Section):
     kind: Literal["auto", "vllm", "light", "scripted"] = "auto"
     max_sequences: Positive = 64
     max_batched_tokens: Positive = 2048
-    # vLLM on a CPU: memory for the key-value cache.
+    # On a CPU: memory for the key-value cache.
     kv_cache_bytes: Positive = 1 << 30
     block_size: Positive = 32
     # vLLM: passed on to EngineArgs as they are.
