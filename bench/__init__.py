@@ -1,1 +1,3 @@
-"""Benchmarks: ``python -m bench [--only PREFIX]``. Figures of one run on one machine; compare ratios."""
+"""Benchmarks: ``python -m bench [--only PREFIX]``. Figures of one run on one machine; compare
+ratios.
+"""

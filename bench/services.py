@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Iterator

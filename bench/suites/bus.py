@@ -1,9 +1,11 @@
-"""Acknowledged ingest and read of training samples through Kafka, beside plain aiokafka moving the same bytes.
+"""Acknowledged ingest and read of training samples through Kafka, beside plain aiokafka moving the
+same bytes.
 
-A sample is L tokens with L log-probabilities (8 L bytes of random data) and its ids; 8 of them travel as one
-``TrainingGroup``. Ingest counts until the broker has acknowledged everything, encoding included; read counts until every
-event is decoded and its arrays are numpy views. The control sends and receives the same encoded bytes with the same
-client settings and does nothing else. Runs of both are interleaved.
+A sample is L tokens with L log-probabilities (8 L bytes of random data) and its ids; 8 of them
+travel as one ``TrainingGroup``. Ingest counts until the broker has acknowledged everything,
+encoding included; read counts until every event is decoded and its arrays are numpy views. The
+control sends and receives the same encoded bytes with the same client settings and does nothing
+else. Runs of both are interleaved.
 """
 
 from __future__ import annotations
@@ -25,9 +27,11 @@ from rollstream.v1 import events_pb2
 LENGTHS = (256, 1024, 4096)
 RUNS = 5
 SAMPLES = {256: 16_000, 1024: 8_000, 4096: 2_400}
-NAMES = tuple(
-    f"bus.{kind}.samples_per_s.L{length}" for kind in ("ingest", "read") for length in LENGTHS
-) + ("bus.ingest.vs_raw.L1024", "bus.read.vs_raw.L1024")
+NAMES = (
+    *(f"bus.{kind}.samples_per_s.L{length}" for kind in ("ingest", "read") for length in LENGTHS),
+    "bus.ingest.vs_raw.L1024",
+    "bus.read.vs_raw.L1024",
+)
 
 
 def run(report: Report) -> None:
@@ -43,22 +47,28 @@ async def _length(report: Report, servers: str, length: int) -> None:
     size = sum(map(len, encoded)) / 1e6
     samples = len(groups) * GROUP
     times: dict[str, list[float]] = {"ingest": [], "read": [], "raw_ingest": [], "raw_read": []}
+    settings = ("bus.partitions=4", 'bus.compression="none"')
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(RUNS):
-            # Uncompressed in both: random token ids do not compress, and the codec is not what is measured.
-            config = config_for(servers, folder, "bus.partitions=4", 'bus.compression="none"')
+            # Uncompressed in both: random token ids do not compress, and the codec is not what is
+            # measured.
+            config = config_for(servers, folder, *settings)
             bus = KafkaBus(config)
             await bus.ensure_topics([REPLAY])
             times["ingest"].append(await _ingest(bus, groups))
             times["read"].append(await _read(bus, len(groups)))
-            raw = KafkaBus(config_for(servers, folder, "bus.partitions=4", 'bus.compression="none"'))
+            raw = KafkaBus(
+                config_for(servers, folder, "bus.partitions=4", 'bus.compression="none"')
+            )
             await raw.ensure_topics([REPLAY])
             times["raw_ingest"].append(await _raw_ingest(raw, groups, encoded))
             times["raw_read"].append(await _raw_read(raw, len(groups)))
     for kind in ("ingest", "read"):
         rates = [samples / t for t in times[kind]]
         report.median(f"bus.{kind}.samples_per_s.L{length}", rates, unit="samples/s")
-        report.median(f"bus.{kind}.mb_per_s.L{length}", [size / t for t in times[kind]], unit="MB/s")
+        report.median(
+            f"bus.{kind}.mb_per_s.L{length}", [size / t for t in times[kind]], unit="MB/s"
+        )
         ratios = [r / o for r, o in zip(times[f"raw_{kind}"], times[kind], strict=True)]
         report.median(f"bus.{kind}.vs_raw.L{length}", ratios, unit="ratio")
 

@@ -1,7 +1,7 @@
 """Trajectories per second through the Faust service: scored, normalised, grouped, on ``replay``.
 
-One worker process. 8 trajectories of 64 tokens a group, rewards that differ. Counted from the first send to the last group
-read back; sending is several times faster than the service.
+One worker process. 8 trajectories of 64 tokens a group, rewards that differ. Counted from the first
+send to the last group read back; sending is several times faster than the service.
 """
 
 from __future__ import annotations

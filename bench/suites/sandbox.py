@@ -45,7 +45,8 @@ async def _measure(report: Report, target: str, *, warm: bool) -> None:
                 await session.run_python("print(37*8)")
                 ran.append((time.perf_counter() - began) * 1000)
             if warm:
-                # The pool is refilled between two acquisitions: what is measured is a ready session.
+                # The pool is refilled between two acquisitions: what is measured is a ready
+                # session.
                 await asyncio.sleep(0.02)
         name = "acquire_warm" if warm else "create_cold"
         report.add(f"sandbox.{name}.p50_ms", statistics.median(opened), unit="ms", n=N)

@@ -1,4 +1,6 @@
-"""Training tokens per second: one optimiser step on 128 sequences of about 75 tokens, the demo's model, one thread."""
+"""Training tokens per second: one optimiser step on 128 sequences of about 75 tokens, the demo's
+model, one thread.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ def run(report: Report) -> None:
         config = load([demo], overrides=[f'run.dir="{folder}"'], environ={})
         session = TrainerSession(config)
         session.open()
-        learner = session._learner  # noqa: SLF001
+        learner = session._learner
         learner.begin_stage(config.rl.optimiser)  # type: ignore[union-attr]
         rng = np.random.default_rng(0)
         rates = []

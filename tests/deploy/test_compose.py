@@ -53,7 +53,11 @@ SERVICE_SCHEMA = {
                 "required": ["condition"],
                 "properties": {
                     "condition": {
-                        "enum": ["service_started", "service_healthy", "service_completed_successfully"]
+                        "enum": [
+                            "service_started",
+                            "service_healthy",
+                            "service_completed_successfully",
+                        ]
                     }
                 },
             },
@@ -161,6 +165,8 @@ def test_image_targets_and_copied_files_exist(services: dict[str, Any]) -> None:
     for service in services.values():
         if "build" in service:
             assert service["build"]["target"] in stages
-            assert (COMPOSE.parent / service["build"]["context"] / service["build"]["dockerfile"]).exists()
+            assert (
+                COMPOSE.parent / service["build"]["context"] / service["build"]["dockerfile"]
+            ).exists()
     for source in re.findall(r"^COPY (\S+) ", DOCKERFILE, re.MULTILINE):
         assert (ROOT / source).exists(), source

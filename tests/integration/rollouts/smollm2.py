@@ -100,12 +100,15 @@ async def main(folder: Path) -> dict[str, Any]:
     engine = VllmEngine(config)
     await engine.start(model_dir, version=0)
     answer = await sample(
-        engine, chat, chat.render_prompt([user("What is the capital of France?")], []), temperature=0.0
+        engine,
+        chat,
+        chat.render_prompt([user("What is the capital of France?")], []),
+        temperature=0.0,
     )
     # A conversation with a tool: the call as the model would write it, its result, the next turn.
     prompt = chat.render_prompt([user("What is 6*7? Use the tool.")], [TOOL])
     end = chat.decode(np.array(chat.stop_ids[:1], dtype=np.int32))
-    called = chat._encode(CALL + end)  # noqa: SLF001
+    called = chat._encode(CALL + end)
     parsed = chat.parse_assistant(called, turn=0)
     shown = chat.render_continuation([text_message(events_pb2.ROLE_TOOL, "42")], closed=True)
     after_tool = np.concatenate([prompt, called, shown])

@@ -217,7 +217,7 @@ async def test_a_damaged_version_is_passed_over(kafka: str, make_config: MakeCon
         )
         (folder / "tokenizer.json").write_text("damaged")
         await send(config, POLICY_VERSIONS, [(config.policy.name, event)])
-        policy = service._policy  # noqa: SLF001
+        policy = service._policy
         assert policy is not None
         await until(lambda: policy.failures_total == 1)
         assert service.stats()["policy_version"] == 1
@@ -227,7 +227,9 @@ async def test_no_executor_is_named_by_the_client() -> None:
     target = f"127.0.0.1:{free_port()}"
     spec = events_pb2.SandboxSpec(toolchain="python")
     async with SandboxClient([target], budget_s=0.3) as client:
-        with pytest.raises(InfraError, match=rf"no sandbox from {target}.*is the service sandboxes up"):
+        with pytest.raises(
+            InfraError, match=rf"no sandbox from {target}.*is the service sandboxes up"
+        ):
             async with client.session(spec):
                 raise AssertionError("there is none")
     await asyncio.sleep(0)

@@ -43,7 +43,9 @@ def store(tmp_path: Path) -> Iterator[Config]:
 
 def test_the_ordinary_client_works(store: Config) -> None:
     client = store_client(store, database="default")
-    client.command("CREATE TABLE t (a Int32, b Array(Float32), m Map(String, Float64)) ENGINE = MergeTree ORDER BY a")
+    client.command(
+        "CREATE TABLE t (a Int32, b Array(Float32), m Map(String, Float64)) ENGINE = MergeTree ORDER BY a"
+    )
     rows = [[1, [0.5, 1.5], {"x": 1.0}], [2, [], {}]]
     client.insert("t", rows, column_names=["a", "b", "m"])
     assert client.query("SELECT a, b, m FROM t ORDER BY a").result_rows == [
@@ -54,7 +56,7 @@ def test_the_ordinary_client_works(store: Config) -> None:
     with pytest.raises(DatabaseError, match="Unknown table"):
         client.query("SELECT * FROM nowhere")
     with pytest.raises(DatabaseError, match="Syntax error"):
-        client.command("SELEKT 1")
+        client.command("SELECT FROM WHERE")
 
 
 async def test_the_async_client_works(store: Config) -> None:
@@ -74,7 +76,9 @@ def test_a_repeated_insert_with_one_token_counts_once(store: Config) -> None:
         " SETTINGS non_replicated_deduplication_window = 100"
     )
     for _ in range(3):
-        client.insert("t", [[1], [2]], column_names=["a"], settings={"insert_deduplication_token": "x"})
+        client.insert(
+            "t", [[1], [2]], column_names=["a"], settings={"insert_deduplication_token": "x"}
+        )
     assert client.query("SELECT count() FROM t").result_rows == [(2,)]
 
 

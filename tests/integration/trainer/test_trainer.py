@@ -35,7 +35,9 @@ SMALL = (
 )
 
 
-def group(number: int, *, version: int = 0, length: int = 20, drop: str = "") -> events_pb2.TrainingGroup:
+def group(
+    number: int, *, version: int = 0, length: int = 20, drop: str = ""
+) -> events_pb2.TrainingGroup:
     rng = np.random.default_rng(number)
     samples = []
     for index in range(GROUP_SIZE):
@@ -78,7 +80,9 @@ async def test_steps_versions_and_the_books(kafka: str, make_config: MakeConfig)
     async with running(Trainer, config):
         await send_bytes(config, REPLAY, "k", b"\xff")
         # Repeats, a dropped group, one that is too long, one that is too old at version 2.
-        await feed(config, [usable[0], usable[0], group(90, drop="zero_variance"), group(91, length=65)])
+        await feed(
+            config, [usable[0], usable[0], group(90, drop="zero_variance"), group(91, length=65)]
+        )
         await feed(config, usable[1:4])
         await read(config, POLICY_VERSIONS, 3)
         await feed(config, [group(92, version=0), *usable[4:]])
@@ -121,7 +125,7 @@ def test_resume_is_exact(make_config: MakeConfig, tmp_path: Path) -> None:
             taken = session.buffer.take(PER_STEP)
             assert taken is not None
             session.step(stage, taken)
-        latest = session._store.latest()  # noqa: SLF001
+        latest = session._store.latest()
         assert latest is not None
         assert latest.state.samples_trained == STEPS * PER_STEP * GROUP_SIZE
         return load_file(latest.policy / "model.safetensors")
@@ -164,18 +168,16 @@ async def test_a_resumed_trainer_emits_the_last_events_again(
 def test_a_half_written_checkpoint_is_not_one(make_config: MakeConfig, tmp_path: Path) -> None:
     config = make_config("127.0.0.1:1", *SMALL)
     session = _open(config, [])
-    complete = session._store.latest()  # noqa: SLF001
+    complete = session._store.latest()
     assert complete is not None
-    shutil.copytree(complete.folder, session._store.path(99).with_suffix(".tmp"))  # noqa: SLF001
-    latest = session._store.latest()  # noqa: SLF001
+    shutil.copytree(complete.folder, session._store.path(99).with_suffix(".tmp"))
+    latest = session._store.latest()
     assert latest is not None
     assert latest.folder == complete.folder
 
 
 def test_what_is_not_built_is_refused(make_config: MakeConfig) -> None:
-    config = make_config(
-        "127.0.0.1:1", 'trainer.stages=[{kind="rl", kl_coefficient=0.1}]'
-    )
+    config = make_config("127.0.0.1:1", 'trainer.stages=[{kind="rl", kl_coefficient=0.1}]')
     with pytest.raises(ConfigError, match="kl_coefficient=0.1 needs a reference model"):
         Trainer(ServiceContext(config=config))
 

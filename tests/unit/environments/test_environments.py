@@ -28,7 +28,12 @@ class HostSession:
         self.files: dict[str, bytes] = {}
         self.code = ""
         self.result = ExecResult(
-            exit_code=exit_code, reason=reason, stdout=stdout, stderr=b"", dropped_bytes=0, wall_s=0.0
+            exit_code=exit_code,
+            reason=reason,
+            stdout=stdout,
+            stderr=b"",
+            dropped_bytes=0,
+            wall_s=0.0,
         )
 
     async def exec(self, argv: Any, **_: Any) -> ExecResult:
@@ -52,7 +57,9 @@ def turns(*texts: str) -> list[events_pb2.Turn]:
     ]
 
 
-async def correct(environment: Environment, verifier: Any, answer: str, session: Any = None) -> float:
+async def correct(
+    environment: Environment, verifier: Any, answer: str, session: Any = None
+) -> float:
     evidence = await environment.verify(session, verifier, turns(answer))
     assert evidence.validity == events_pb2.VALIDITY_VALID
     return next(item.value for item in evidence.items if item.name == "correct")
@@ -60,7 +67,9 @@ async def correct(environment: Environment, verifier: Any, answer: str, session:
 
 def jsonl(tmp_path: Path, *lines: object, **options: Any) -> Environment:
     file = tmp_path / "tasks.jsonl"
-    file.write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines))
+    file.write_text(
+        "\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines)
+    )
     domain = DomainConfig(name="j", environment="jsonl", options={"path": str(file), **options})
     return make(domain)
 
@@ -69,7 +78,10 @@ def jsonl(tmp_path: Path, *lines: object, **options: Any) -> Environment:
 def environment(request: pytest.FixtureRequest, tmp_path: Path) -> Environment:
     if request.param == "jsonl":
         return jsonl(tmp_path, *({"prompt": f"say {i}", "answer": i} for i in range(200)))
-    kinds = {"demo": ("demo-arithmetic", {}), "reasoning-gym": ("reasoning-gym", {"dataset": "chain_sum"})}
+    kinds = {
+        "demo": ("demo-arithmetic", {}),
+        "reasoning-gym": ("reasoning-gym", {"dataset": "chain_sum"}),
+    }
     name, options = kinds[request.param]
     return make(DomainConfig(name="d", environment=name, options=options))
 
@@ -105,7 +117,11 @@ def test_the_verifier_is_no_part_of_what_the_policy_sees() -> None:
     assert json.loads(task.verifier.params_json)["answer"] not in text_of(task.prompt[0])
     assert (task.group_size, task.sampling.temperature) == (5, 0.7)
     held_out = evaluation_task(environment, domain, spec, origin, suite="x", min_policy_version=3)
-    assert (held_out.group_size, held_out.sampling.temperature, held_out.min_policy_version) == (1, 0.0, 3)
+    assert (held_out.group_size, held_out.sampling.temperature, held_out.min_policy_version) == (
+        1,
+        0.0,
+        3,
+    )
 
 
 def test_arithmetic_is_left_to_right() -> None:
@@ -139,8 +155,7 @@ async def test_only_one_operation_reaches_the_sandbox(code: str, runs: bool) -> 
 def test_demonstrations_are_right_about_two_times_in_five() -> None:
     demos = islice(DemoArithmetic().demonstrations(seed=0), 2000)
     right = sum(
-        text_of(talk[-1]) == str(eval(text_of(talk[0]))) and len(talk) == 6  # noqa: S307
-        for talk in demos
+        text_of(talk[-1]) == str(eval(text_of(talk[0]))) and len(talk) == 6 for talk in demos
     )
     assert 0.35 < right / 2000 < 0.5
 
@@ -176,7 +191,11 @@ def test_a_malformed_line_is_rejected_by_name_and_the_rest_goes_on(
     held = tmp_path / "held.jsonl"
     held.write_text('{"prompt": "h", "answer": 1}\n')
     environment = jsonl(
-        tmp_path, {"prompt": "a", "answer": 1}, line, {"prompt": "c", "answer": 3}, held_out=str(held)
+        tmp_path,
+        {"prompt": "a", "answer": 1},
+        line,
+        {"prompt": "c", "answer": 3},
+        held_out=str(held),
     )
     first, bad, last = environment.tasks(seed=0, split="train")
     assert isinstance(first, TaskSpec)
@@ -192,15 +211,25 @@ def test_a_malformed_line_is_rejected_by_name_and_the_rest_goes_on(
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("demo-arithmetik", {}, "unknown environment 'demo-arithmetik' -- did you mean 'demo-arithmetic'"),
+        (
+            "demo-arithmetik",
+            {},
+            "unknown environment 'demo-arithmetik' -- did you mean 'demo-arithmetic'",
+        ),
         ("jsonl", {"pahh": "x"}, "no option 'pahh' -- did you mean 'path'"),
         ("jsonl", {"path": "/nowhere.jsonl"}, "'/nowhere.jsonl' does not exist"),
-        ("reasoning-gym", {"dataset": "chain_sums"}, "no dataset 'chain_sums' -- did you mean 'chain_sum'"),
+        (
+            "reasoning-gym",
+            {"dataset": "chain_sums"},
+            "no dataset 'chain_sums' -- did you mean 'chain_sum'",
+        ),
         ("reasoning-gym", {"dataset": "chain_sum", "params": {"x": 1}}, "refuses"),
         ("jsonl", {}, "missing 1 required"),
     ],
 )
-def test_wrong_configuration_names_the_remedy(name: str, options: dict[str, Any], message: str) -> None:
+def test_wrong_configuration_names_the_remedy(
+    name: str, options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         make(DomainConfig(name="d", environment=name, options=options))
 
