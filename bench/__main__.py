@@ -1,4 +1,4 @@
-"""Runs the suites, each alone in a process of its own with one compute thread, and prints a table."""
+"""Runs the suites, each alone in a process with one compute thread, and prints a table."""
 
 from __future__ import annotations
 

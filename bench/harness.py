@@ -1,4 +1,4 @@
-"""What suites share: a broker of their own, a configuration, training samples that do not repeat."""
+"""What suites share: a broker, a configuration, training samples that do not repeat."""
 
 from __future__ import annotations
 
