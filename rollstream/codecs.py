@@ -7,6 +7,7 @@ broken event is a ``ContractError``.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -77,7 +78,7 @@ def _check(topic: Topic, message: Message) -> None:
         )
     check_sequences(topic.name, head.event_id, _sequences(message))
     for name, number in _numbers(message):
-        if not np.isfinite(number):
+        if not math.isfinite(number):
             raise ContractError(
                 f"{topic.name}: {name} of {head.event_id} is {number}, not a number"
             )
@@ -109,27 +110,33 @@ def check_sequences(
     where: str, event_id: str, sequences: Iterable[events_pb2.TokenSequence]
 ) -> None:
     """``ContractError`` when a sequence contradicts itself."""
+    logprobs = []
     for sequence in sequences:
-        problem = _problem(sequence)
-        if problem:
+        # Once: every access of a bytes field makes a new object.
+        behaviour = sequence.logprobs
+        if problem := _problem(sequence, len(sequence.token_ids), len(behaviour)):
             raise ContractError(f"{where}: token sequence of {event_id}: {problem}")
+        logprobs.append(behaviour)
+    # A sum is finite exactly when all its terms are (float32 terms cannot overflow a float64 sum).
+    joined = np.frombuffer(b"".join(logprobs), dtype=_FLOAT)
+    if not np.isfinite(joined.sum(dtype=np.float64)):
+        raise ContractError(f"{where}: token sequence of {event_id}: a logprob is not finite")
 
 
-def _problem(sequence: events_pb2.TokenSequence) -> str:
-    if len(sequence.token_ids) % 4 or len(sequence.logprobs) % 4:
+def _problem(sequence: events_pb2.TokenSequence, token_bytes: int, logprob_bytes: int) -> str:
+    if token_bytes % 4 or logprob_bytes % 4:
         return "arrays are not a whole number of 4-byte values"
-    tokens, sampled, end = len(sequence.token_ids) // 4, 0, 0
+    tokens, sampled, end = token_bytes // 4, 0, 0
     for span in sequence.sampled:
-        if span.start < end or not span.length or span.start + span.length > tokens:
-            return f"sampled span [{span.start}, +{span.length}) does not fit {tokens} tokens"
-        end = span.start + span.length
-        sampled += span.length
-    if len(sequence.logprobs) // 4 != sampled:
-        return f"{len(sequence.logprobs) // 4} logprobs for {sampled} sampled tokens"
-    if sum(span.length for span in sequence.versions) != sampled:
+        start, length = span.start, span.length
+        if start < end or not length or start + length > tokens:
+            return f"sampled span [{start}, +{length}) does not fit {tokens} tokens"
+        end = start + length
+        sampled += length
+    if logprob_bytes // 4 != sampled:
+        return f"{logprob_bytes // 4} logprobs for {sampled} sampled tokens"
+    if sum([span.length for span in sequence.versions]) != sampled:
         return f"policy versions do not cover the {sampled} sampled tokens"
-    if not np.isfinite(logprob_array(sequence)).all():
-        return "a logprob is not finite"
     return ""
 
 

@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from rollstream import codecs
 from rollstream.v1 import events_pb2
 
 
@@ -24,10 +25,15 @@ class Refusal:
 
 @dataclass(slots=True, kw_only=True)
 class GroupBuffer:
-    """Groups in arrival order. ``window``: how many finished group ids are remembered."""
+    """Groups in arrival order.
+
+    ``window``: how many finished group ids are remembered. ``max_length``: longest sequence;
+    ``vocab_size``: ids from there on are no tokens of the policy (0: not checked).
+    """
 
     window: int
     max_length: int
+    vocab_size: int = 0
     positions: dict[int, int] = field(default_factory=dict)
     duplicates: int = 0
     _groups: OrderedDict[str, events_pb2.TrainingGroup] = field(default_factory=OrderedDict)
@@ -73,10 +79,9 @@ class GroupBuffer:
         if group.drop_reason or not live_samples(group):
             self._finish(group.group_id)
             return None
-        longest = max(len(s.tokens.token_ids) // 4 for s in live_samples(group))
-        if longest > self.max_length:
+        if reason := self._fault(group):
             self._finish(group.group_id)
-            return Refusal(group=group, reason="oversize")
+            return Refusal(group=group, reason=reason)
         self._groups[group.group_id] = group
         return None
 
@@ -104,6 +109,18 @@ class GroupBuffer:
             self._finish(refusal.group.group_id)
         self._groups.clear()
         return left
+
+    def _fault(self, group: events_pb2.TrainingGroup) -> str:
+        """Why a group can never be trained on; "" when it can."""
+        tokens = [codecs.token_array(s.tokens) for s in live_samples(group)]
+        if max(map(len, tokens)) > self.max_length:
+            return "oversize"
+        if not any(codecs.sampled_mask(s.tokens)[1:].any() for s in live_samples(group)):
+            return "empty"
+        known = self.vocab_size
+        if known and any(len(t) and (t.min() < 0 or t.max() >= known) for t in tokens):
+            return "unknown_token"
+        return ""
 
     def _finish(self, group_id: str) -> None:
         self._finished[group_id] = None

@@ -1,10 +1,11 @@
 """Atomic checkpoints: everything that the next step depends on, in one folder.
 
 A checkpoint is written under a temporary name, synced to disk and renamed: it exists whole or not
-at all. What it holds: weights (in ``policy/``, the same folder that is published), optimiser,
-random state, stage, step and version, positions in the replay log, the buffered groups, the ids
-already trained on, and the events that were to be emitted after it. A crash between the rename and
-the emission loses nothing: on resume those events are emitted again, with the same ids.
+at all. What it holds: weights (in ``policy/``, the same folder that is published; once more in
+float32 where the policy is published in less), optimiser, random state, stage, step and version,
+positions in the replay log, the buffered groups, the ids already trained on, and the events that
+were to be emitted after it. A crash between the rename and the emission loses nothing: on resume
+those events are emitted again, with the same ids.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
+from google.protobuf.message import DecodeError
 
 from rollstream.errors import InfraError
 from rollstream.v1 import events_pb2
@@ -35,7 +38,9 @@ class TrainerState:
     ``stage_step`` the steps done in it; ``version`` is the policy version, which is the number of
     RL steps, -1 before the baseline. ``events``: the step records that this checkpoint makes true,
     in hex. ``publish``: whether its weights are a new version; ``baseline`` and ``final`` say
-    which.
+    which, ``made_by`` in which stage. ``published``: number of the newest checkpoint whose weights
+    were announced (0: none), which is kept as long as that is so, ``published_version`` their
+    version.
     """
 
     number: int = 0
@@ -50,6 +55,9 @@ class TrainerState:
     publish: bool = False
     baseline: bool = False
     final: bool = False
+    made_by: str = ""
+    published: int = 0
+    published_version: int = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +71,15 @@ class Checkpoint:
         return self.folder / "policy"
 
     def tensors(self) -> dict[str, Any]:
-        """Optimiser state and random state."""
-        loaded: dict[str, Any] = torch.load(self.folder / _TENSORS, weights_only=True)
+        """Optimiser state, random state, and the weights where ``policy/`` has them rounded.
+
+        Raises:
+            InfraError: they cannot be read.
+        """
+        try:
+            loaded: dict[str, Any] = torch.load(self.folder / _TENSORS, weights_only=True)
+        except (OSError, RuntimeError, UnpicklingError, EOFError) as error:
+            raise _unreadable(self.folder, error) from error
         return loaded
 
 
@@ -89,12 +104,10 @@ class CheckpointStore:
             raw = json.loads((folder / _STATE).read_text("utf-8"))
             raw["positions"] = {int(k): v for k, v in raw["positions"].items()}
             packed = events_pb2.TrainingGroupList.FromString((folder / _GROUPS).read_bytes())
-        except (OSError, ValueError, KeyError) as error:
-            raise InfraError(
-                f"checkpoint {folder} cannot be read: {error!r}",
-                hint="remove the folder to go on from the one before",
-            ) from error
-        return Checkpoint(folder=folder, state=TrainerState(**raw), groups=list(packed.groups))
+            state = TrainerState(**raw)
+        except (OSError, ValueError, KeyError, TypeError, DecodeError) as error:
+            raise _unreadable(folder, error) from error
+        return Checkpoint(folder=folder, state=state, groups=list(packed.groups))
 
     def save(
         self,
@@ -126,7 +139,7 @@ class CheckpointStore:
             raise InfraError(
                 f"checkpoint {final} cannot be written: {error}", hint="is the disk full?"
             ) from error
-        self._prune()
+        self._prune(published=state.published)
         return Checkpoint(folder=final, state=state, groups=groups)
 
     def path(self, number: int) -> Path:
@@ -135,9 +148,18 @@ class CheckpointStore:
     def _complete(self) -> list[Path]:
         return sorted(p for p in self.folder.glob("[0-9]*") if p.suffix != ".tmp")
 
-    def _prune(self) -> None:
+    def _prune(self, *, published: int) -> None:
+        """Remove old checkpoints, but not the one that a worker which starts now will fetch."""
         for old in self._complete()[: -self._keep]:
-            shutil.rmtree(old, ignore_errors=True)
+            if old != self.path(published):
+                shutil.rmtree(old, ignore_errors=True)
+
+
+def _unreadable(folder: Path, error: Exception) -> InfraError:
+    return InfraError(
+        f"checkpoint {folder} cannot be read: {error!r}",
+        hint="remove the folder to go on from the one before",
+    )
 
 
 def _sync_tree(folder: Path) -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from rollstream.config.model import OptimiserConfig
-from trainer.objectives import cross_entropy, grpo
+from trainer.objectives import cross_entropy, grpo, k3
 from trainer.packing import PackedBatch, TrainSequence, micro_batches, pack
 
 
@@ -88,11 +88,11 @@ class Learner:
 
     def sft_step(self, sequences: Sequence[TrainSequence], *, lr: float) -> Mapping[str, float]:
         """One step of maximum likelihood on demonstrations."""
-        total = float(sum(int(s.mask[1:].sum()) for s in sequences))
+        total = _targets(sequences)
         loss_sum = 0.0
         self._zero()
         for part in micro_batches(sequences, limit_tokens=self._micro_tokens):
-            logp, _ = self.logprobs(self._pack(part))
+            logp, _ = self.logprobs(self._pack([sequences[i] for i in part]))
             loss = cross_entropy(logp, normaliser=total)
             loss.backward()
             loss_sum += loss.item()
@@ -102,13 +102,16 @@ class Learner:
     def rl_step(
         self, sequences: Sequence[TrainSequence], *, lr: float, tis_clip: float
     ) -> StepResult:
-        """One GRPO step with truncated importance sampling."""
-        total = float(sum(int(s.mask[1:].sum()) for s in sequences))
+        """One GRPO step with truncated importance sampling.
+
+        At least one sequence must have a token that the loss applies to.
+        """
+        total = _targets(sequences)
         parts = micro_batches(sequences, limit_tokens=self._micro_tokens)
         self._zero()
-        loss_sum, kept, first = 0.0, [], 0
+        loss_sum, kept = 0.0, []
         for part in parts:
-            batch = self._pack(part)
+            batch = self._pack([sequences[i] for i in part])
             logp, entropy = self.logprobs(batch)
             behaviour = torch.from_numpy(batch.logprobs).to(self._device)
             advantage = torch.from_numpy(batch.advantage).to(self._device)
@@ -118,19 +121,20 @@ class Learner:
             kept.append(
                 np.stack(
                     [
-                        batch.sequence + first,
+                        np.array(part)[batch.sequence],
                         _numpy(result.ratio),
                         _numpy(result.clipped),
                         _numpy(result.token_loss),
                         _numpy(entropy),
-                        _numpy(logp.detach() - behaviour),
+                        _numpy(k3(behaviour, logp.detach())),
                     ]
                 )
             )
-            first += len(part)
         applied, norm = self._apply(loss_sum, lr=lr)
-        tokens = np.concatenate(kept, axis=1)
+        # What is recorded of a refused step is finite too: readers need not know of such steps.
+        tokens = np.nan_to_num(np.concatenate(kept, axis=1), nan=0.0, posinf=0.0, neginf=0.0)
         metrics = {"loss": loss_sum, "grad_norm": norm, **_token_metrics(tokens)}
+        metrics = {name: value for name, value in metrics.items() if np.isfinite(value)}
         return StepResult(
             applied=applied, metrics=metrics, sequences=_by_sequence(tokens, len(sequences))
         )
@@ -170,20 +174,24 @@ def _block_causal(segment: Tensor) -> Tensor:
     return (same & causal)[:, None]
 
 
+def _targets(sequences: Sequence[TrainSequence]) -> float:
+    """Tokens that the loss applies to."""
+    return float(sum(int(s.mask[1:].sum()) for s in sequences))
+
+
 def _numpy(tensor: Tensor) -> npt.NDArray[np.float64]:
     return tensor.detach().to("cpu", torch.float64).numpy()
 
 
 def _token_metrics(tokens: npt.NDArray[np.float64]) -> dict[str, float]:
-    _, ratio, clipped, _, entropy, gap = tokens
+    _, ratio, clipped, _, entropy, kl = tokens
     return {
         "ratio_mean": float(ratio.mean()),
         "ratio_max": float(ratio.max()),
         "clip_fraction": float(clipped.mean()),
         "entropy": float(entropy.mean()),
-        "logp_gap_mean": float(np.abs(gap).mean()),
-        # k1 estimate of KL(behaviour || policy) on the behaviour's own tokens.
-        "kl_behaviour": float(-gap.mean()),
+        # Estimate of KL(behaviour || policy), on the behaviour's own tokens: how far off policy.
+        "kl_behaviour": float(kl.mean()),
     }
 
 

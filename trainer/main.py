@@ -3,7 +3,8 @@
 Order of one step, which is what makes it exact: take groups from the buffer, step, write the
 checkpoint (weights, optimiser, log positions, buffer, and the records due), and only then emit the
 records and publish the version. A crash before the checkpoint repeats the step from the log; a
-crash after it emits the same records again under the same ids.
+crash after it emits the same records again under the same ids. What a refusal depends on (the
+version) is made durable before the refusal is recorded, so that a repeat refuses the same groups.
 
 After the last stage it goes on reading ``replay`` and records what it will not train on any more as
 ``run_complete``, until it is told to stop.
@@ -19,7 +20,8 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -29,7 +31,7 @@ import structlog
 from rollstream import lifecycle
 from rollstream.bus import Consumer, Producer, Record, connect
 from rollstream.bus.deadletters import dead_letter, send_dead_letter
-from rollstream.config.model import RlStage, SftStage
+from rollstream.config.model import RlStage, SftStage, Stage
 from rollstream.errors import ConfigError, ContractError
 from rollstream.lifecycle import Service, ServiceContext
 from rollstream.telemetry import tracer
@@ -44,9 +46,15 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
-# Groups read ahead of the step that needs them: bounds the memory of the buffer.
+# Groups read at once, as a multiple of what a step needs: bounds the memory of the buffer.
 _PREFETCH_STEPS = 4
+# Read at once when nothing is trained any more.
+_DRAIN_GROUPS = 64
 _POLL_S = 0.2
+# Asking for the ends of the log is a round trip to the broker.
+_LAG_EVERY_S = 1.0
+# Reasons to refuse a group that are no sign of something wrong upstream.
+_USUAL = frozenset({"stale", "run_complete"})
 
 
 class Trainer(Service):
@@ -56,19 +64,14 @@ class Trainer(Service):
 
     def __init__(self, context: ServiceContext) -> None:
         super().__init__(context)
-        for stage in self.config.trainer.stages:
-            if isinstance(stage, RlStage) and stage.kl_coefficient > 0:
-                raise ConfigError(
-                    f"stage {stage.name!r}: kl_coefficient={stage.kl_coefficient} needs a"
-                    " reference model, which this trainer does not have",
-                    hint="set it to 0",
-                )
+        _check_stages(self.config.trainer.stages)
         self._bus = connect(self.config)
         # One thread: compute is single-threaded, and torch's state stays in one place.
         self._compute = ThreadPoolExecutor(max_workers=1, thread_name_prefix="compute")
         self._session: TrainerSession | None = None
-        self._stats: dict[str, float] = {}
+        self._dropped: Counter[str] = Counter()
         self._lag_records = 0.0
+        self._lag_asked = -_LAG_EVERY_S
 
     def ready(self) -> bool:
         return self._session is not None
@@ -77,17 +80,18 @@ class Trainer(Service):
         session = self._session
         if session is None:
             return {}
-        state = session.state
+        state, stages = session.state, self.config.trainer.stages
         return {
+            **session.progress,
             "stage": state.stage,
             "step": state.step,
+            "steps_total": sum(s.steps for s in stages if isinstance(s, RlStage)),
             "policy_version": state.version,
             "samples_trained": state.samples_trained,
             "groups_buffered": len(session.buffer),
             "duplicates": session.buffer.duplicates,
             "lag_records": self._lag_records,
-            **session.progress,
-            **self._stats,
+            **{f"samples_dropped_{reason}": n for reason, n in self._dropped.items()},
         }
 
     async def run(self) -> None:
@@ -106,6 +110,7 @@ class Trainer(Service):
             for partition, offset in session.buffer.positions.items():
                 consumer.seek(REPLAY, partition, offset)
             await self._stages(session, producer, consumer)
+            await self._save(session, producer)
             await self._drain(session, producer, consumer)
         finally:
             self._compute.shutdown(wait=True)
@@ -143,26 +148,23 @@ class Trainer(Service):
         else:
             return
         wait_s = time.monotonic() - waited
-        started = time.monotonic()
         with tracer.start_as_current_span("optimiser step"):
-            checkpoint = await self._in_thread(lambda: session.step(stage, groups))
-        if checkpoint is not None:
-            await self._emit(producer, checkpoint)
-        compute_s = time.monotonic() - started
-        tokens = sum(len(s.tokens.token_ids) // 4 for g in groups for s in g.samples)
-        self._stats = {
-            "wait_s": wait_s,
-            "compute_s": compute_s,
-            "tokens_per_s": tokens / max(compute_s, 1e-9),
-        }
-        log.info("step", step=session.state.step, wait_s=round(wait_s, 2), s=round(compute_s, 2))
+            work = partial(session.step, stage, groups, wait_s=wait_s)
+            checkpoint = await self._in_thread(work)
+            if checkpoint is not None:
+                await self._emit(producer, checkpoint)
+        shown = ("reward_mean", "loss", "staleness_max", "wait_s", "compute_s")
+        numbers = {name: round(session.progress.get(name, 0.0), 4) for name in shown}
+        log.info("step", step=session.state.step, **numbers)
 
     async def _read(self, session: TrainerSession, producer: Producer, consumer: Consumer) -> None:
         """Take in what is on ``replay``; refused groups are recorded at once."""
         stage = session.stage
-        room = _PREFETCH_STEPS * stage.groups_per_step if isinstance(stage, RlStage) else 0
+        room = _DRAIN_GROUPS
+        if isinstance(stage, RlStage):
+            room = _PREFETCH_STEPS * stage.groups_per_step
         refusals: list[Refusal] = []
-        for record in await consumer.poll(max_records=max(1, room), timeout_s=_POLL_S):
+        for record in await consumer.poll(max_records=room, timeout_s=_POLL_S):
             group = await self._decode(record, producer)
             if group is None:
                 continue
@@ -170,7 +172,9 @@ class Trainer(Service):
             if refusal is not None:
                 refusals.append(refusal)
         await self._refuse(session, producer, refusals)
-        self._lag_records = sum(p.end - p.position for p in await consumer.positions())
+        if time.monotonic() - self._lag_asked >= _LAG_EVERY_S:
+            self._lag_records = sum(p.end - p.position for p in await consumer.positions())
+            self._lag_asked = time.monotonic()
 
     async def _decode(self, record: Record, producer: Producer) -> events_pb2.TrainingGroup | None:
         try:
@@ -199,6 +203,7 @@ class Trainer(Service):
 
         if not refusals:
             return
+        await self._save(session, producer)
         state, stage = session.state, session.stage
         name = stage.name if stage else ""
         events = [
@@ -206,9 +211,15 @@ class Trainer(Service):
             for r in refusals
         ]
         await producer.send_batch(TRAINING_STEPS, [(self.config.run.id, e) for e in events])
-        for refusal in refusals:
-            key = f"groups_dropped_{refusal.reason}"
-            session.progress[key] = session.progress.get(key, 0) + 1
+        for refusal, event in zip(refusals, events, strict=True):
+            self._dropped[refusal.reason] += len(event.samples)
+            if refusal.reason not in _USUAL:
+                log.error("group refused", group=refusal.group.group_id, reason=refusal.reason)
+
+    async def _save(self, session: TrainerSession, producer: Producer) -> None:
+        """Make durable, and emit, what was done since the last checkpoint."""
+        if session.unsaved:
+            await self._emit(producer, await self._in_thread(session.save))
 
     async def _emit(self, producer: Producer, checkpoint: Checkpoint) -> None:
         """Emit what a durable checkpoint makes true: step records, then the version."""
@@ -219,20 +230,38 @@ class Trainer(Service):
         await producer.send_batch(TRAINING_STEPS, [(self.config.run.id, e) for e in records])
         if not state.publish:
             return
-        event = version_event(
+        # In the thread: it reads all the weights for their digests.
+        announce = partial(
+            version_event,
             self.config,
             checkpoint.policy,
             version=state.version,
             step=state.step,
-            stage=records[-1].stage if records else "",
+            stage=state.made_by,
             baseline=state.baseline,
             final=state.final,
         )
+        event = await self._in_thread(announce)
         await producer.send_batch(POLICY_VERSIONS, [(self.config.policy.name, event)])
         log.info("published", version=state.version, final=state.final)
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._compute, work)
+
+
+def _check_stages(stages: Sequence[Stage]) -> None:
+    if not stages:
+        raise ConfigError(
+            "trainer.stages is empty: there is nothing to train",
+            hint='add [[trainer.stages]] with kind = "sft" or "rl"',
+        )
+    for stage in stages:
+        if isinstance(stage, RlStage) and stage.kl_coefficient > 0:
+            raise ConfigError(
+                f"stage {stage.name!r}: kl_coefficient={stage.kl_coefficient} needs a"
+                " reference model, which this trainer does not have",
+                hint="set it to 0",
+            )
 
 
 if __name__ == "__main__":

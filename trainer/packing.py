@@ -112,16 +112,20 @@ def _place(lengths: IntArray, capacity: int) -> tuple[IntArray, IntArray]:
     return rows, starts
 
 
-def micro_batches(
-    sequences: Sequence[TrainSequence], *, limit_tokens: int
-) -> list[list[TrainSequence]]:
-    """Split in order so that each part has at most ``limit_tokens`` tokens (and one sequence)."""
-    parts: list[list[TrainSequence]] = []
+def micro_batches(sequences: Sequence[TrainSequence], *, limit_tokens: int) -> list[list[int]]:
+    """Indices of the sequences, split so that each part has at most ``limit_tokens`` tokens.
+
+    Shortest first, so that the rows of a part are of about one length and little is padding. A
+    sequence that is longer than the limit is a part of its own.
+    """
+    lengths = np.array([len(s.token_ids) for s in sequences], dtype=np.int64)
+    parts: list[list[int]] = []
     held = limit_tokens
-    for sequence in sequences:
-        if held + len(sequence.token_ids) > limit_tokens:
+    for index in np.argsort(lengths, kind="stable"):
+        length = int(lengths[index])
+        if held + length > limit_tokens:
             parts.append([])
             held = 0
-        parts[-1].append(sequence)
-        held += len(sequence.token_ids)
+        parts[-1].append(int(index))
+        held += length
     return parts

@@ -26,7 +26,8 @@ def sample_uses(
             rollout_id=sample.rollout_id,
             group_id=group.group_id,
             segment=sample.segment,
-            staleness=version - sample.policy_version_min,
+            # Never below 0: a trainer that lost its checkpoints finds groups of later versions.
+            staleness=max(0, version - sample.policy_version_min),
             advantage=sample.advantage,
             reward=sample.reward,
             tokens=int(stats.tokens[i]),
@@ -64,8 +65,10 @@ def step_event(
     version: int,
     uses: Iterable[events_pb2.SampleUse],
     metrics: Mapping[str, float],
+    wait_s: float = 0.0,
+    compute_s: float = 0.0,
 ) -> events_pb2.TrainingStep:
-    """The record of one optimiser step."""
+    """The record of one optimiser step; ``wait_s`` was spent waiting for its groups."""
     uses = list(uses)
     return events_pb2.TrainingStep(
         header=codecs.header(config.run.id, ids.event_id("TrainingStep", config.run.id, step)),
@@ -75,6 +78,8 @@ def step_event(
         samples=uses,
         metrics=dict(metrics),
         tokens=sum(use.tokens for use in uses),
+        wait_s=wait_s,
+        compute_s=compute_s,
     )
 
 
@@ -102,16 +107,21 @@ def version_event(
     baseline: bool,
     final: bool,
 ) -> policy_pb2.PolicyVersion:
-    """The announcement of the weights in ``folder`` (the final name, already durable)."""
+    """The announcement of the weights in ``folder`` (the final name, already durable).
+
+    A last step that was refused makes no new version: the one before is announced again as final,
+    which is another event.
+    """
     files = [_weight_file(folder, path) for path in sorted(folder.iterdir())]
     listing = "\n".join(f"{file.path} {file.sha256}" for file in files)
+    event_id = ids.event_id(
+        "PolicyVersion", config.run.id, config.policy.name, version, "final" if final else ""
+    )
     return policy_pb2.PolicyVersion(
-        header=codecs.header(
-            config.run.id, ids.event_id("PolicyVersion", config.run.id, config.policy.name, version)
-        ),
+        header=codecs.header(config.run.id, event_id),
         policy=config.policy.name,
         version=version,
-        uri=str(folder),
+        uri=str(folder.resolve()),
         files=files,
         digest=hashlib.sha256(listing.encode()).hexdigest(),
         step=step,

@@ -6,6 +6,7 @@ comes next is in the checkpoint; nothing is emitted from here.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -24,13 +25,15 @@ from rollstream.config.model import OptimiserConfig, RlStage, SftStage
 from rollstream.v1 import events_pb2
 from trainer.buffer import GroupBuffer, live_samples
 from trainer.checkpoint import Checkpoint, CheckpointStore, TrainerState
-from trainer.learner import Learner
+from trainer.learner import Learner, StepResult
 from trainer.model import load_model, prepare_start, write_policy
 from trainer.packing import TrainSequence
 from trainer.records import sample_uses, step_event
 
 log = structlog.get_logger(__name__)
 Item = TypeVar("Item")
+
+Samples = Sequence[tuple[events_pb2.TrainingGroup, events_pb2.TrainingSample]]
 
 _SFT_CHECKPOINT_STEPS = 100
 
@@ -59,8 +62,10 @@ class TrainerSession:
         self._start = prepare_start(self.config, self.config.run.dir / "start")
         self.chat = ChatFormat(self._start)
         checkpoint = self._store.latest()
+        model = load_model(checkpoint.policy if checkpoint else self._start, self._device)
+        self.buffer.vocab_size = int(model.config.vocab_size)
         self._learner = Learner(
-            load_model(checkpoint.policy if checkpoint else self._start, self._device),
+            model,
             pad_id=self.chat.pad_id,
             row_tokens=settings.row_tokens,
             micro_tokens=settings.pack_tokens,
@@ -78,8 +83,9 @@ class TrainerSession:
         return stages[self.state.stage] if self.state.stage < len(stages) else None
 
     @property
-    def is_last_stage(self) -> bool:
-        return self.state.stage == len(self.config.trainer.stages) - 1
+    def unsaved(self) -> bool:
+        """Whether steps were done that no checkpoint contains yet."""
+        return bool(self._pending)
 
     def warm_up(self, stage: SftStage, stopped: Callable[[], bool]) -> Checkpoint | None:
         """Do the rest of an SFT stage.
@@ -91,6 +97,8 @@ class TrainerSession:
         for index in range(self.state.stage_step, stage.steps):
             lr = _sft_rate(stage, index)
             metrics = self._learner.sft_step(next(batches), lr=lr)
+            if not metrics["applied"]:
+                log.error("loss or gradient is not finite: step refused", warm_up_step=index + 1)
             self.state = replace(self.state, stage_step=index + 1)
             self.progress = {"sft_step": index + 1, "sft_loss": metrics["loss"]}
             if (index + 1) % 50 == 0:
@@ -100,54 +108,84 @@ class TrainerSession:
                 return None
             if (index + 1) % _SFT_CHECKPOINT_STEPS == 0 and index + 1 < stage.steps:
                 self.save()
-        return self.end_stage()
+        return self._end_warm_up(stage)
 
-    def end_stage(self) -> Checkpoint | None:
-        """Go on to the next stage; returns the checkpoint when the weights are a version to
-        publish.
-        """
-        stages = self.config.trainer.stages
-        following = stages[self.state.stage + 1 :]
-        self.state = replace(self.state, stage=self.state.stage + 1, stage_step=0)
-        self._learner.optimiser = None
-        if self.state.version >= 0 or any(isinstance(s, SftStage) for s in following[:1]):
+    def _end_warm_up(self, stage: SftStage) -> Checkpoint | None:
+        """Go on to the next stage. The weights are a version, unless they are warmed further."""
+        following = self._next_stage()
+        if isinstance(following, SftStage):
             self.save()
             return None
-        return self.publish_baseline()
+        self.state = replace(self.state, version=self.state.version + 1)
+        return self.save(publish=True, final=following is None, made_by=stage.name)
 
     def publish_baseline(self) -> Checkpoint:
-        """Version 0: the weights that RL starts from."""
+        """Version 0 of a run without warm-up: the weights as they are."""
         self.state = replace(self.state, version=0)
-        final = not any(isinstance(s, RlStage) for s in self.config.trainer.stages)
-        return self.save(publish=True, baseline=True, final=final)
+        return self.save(publish=True)
 
-    def step(self, stage: RlStage, groups: Sequence[events_pb2.TrainingGroup]) -> Checkpoint | None:
+    def step(
+        self,
+        stage: RlStage,
+        groups: Sequence[events_pb2.TrainingGroup],
+        *,
+        wait_s: float = 0.0,
+    ) -> Checkpoint | None:
         """One optimiser step on ``groups``. Returns the checkpoint when one was due.
 
         The record of the step is held back until a checkpoint contains the step.
         """
+        started = time.perf_counter()
         self._begin(stage.optimiser)
         samples = [(group, sample) for group in groups for sample in live_samples(group)]
         sequences = [_sequence(group, sample) for group, sample in samples]
         result = self._learner.rl_step(
             sequences, lr=_rl_rate(stage, self.state.stage_step), tis_clip=stage.tis_clip
         )
-        version = self.state.version
+        self._record(stage, samples, result, wait_s=wait_s, compute_s=time.perf_counter() - started)
+        done = self.state.stage_step >= stage.steps
+        if not done and self.state.stage_step % self.config.trainer.publish_every:
+            return None
+        final = (self._next_stage() if done else stage) is None
+        # A step that was refused made no version.
+        newer = self.state.version > self.state.published_version
+        return self.save(publish=newer or final, final=final, made_by=stage.name)
+
+    def _record(
+        self,
+        stage: RlStage,
+        samples: Samples,
+        result: StepResult,
+        *,
+        wait_s: float,
+        compute_s: float,
+    ) -> None:
+        """Take note of a step: what is to be emitted, where the run stands, what it shows."""
+        version, step = self.state.version, self.state.step + 1
         if not result.applied:
-            log.error("loss or gradient is not finite: step refused", metrics=dict(result.metrics))
-        step = self.state.step + 1
-        metrics = {**result.metrics, **_reward_metrics(groups, samples)}
-        uses = sample_uses(
-            samples,
-            result.sequences,
-            version=version,
-            drop_reason="" if result.applied else "non_finite",
-        )
+            log.error("loss or gradient is not finite: step refused", step=step)
+        reason = "" if result.applied else "non_finite"
+        uses = sample_uses(samples, result.sequences, version=version, drop_reason=reason)
+        tokens = sum(len(sample.tokens.token_ids) // 4 for _, sample in samples)
+        metrics = {
+            **result.metrics,
+            **_reward_metrics(samples),
+            "staleness_max": float(max(use.staleness for use in uses)),
+            "tokens_per_s": tokens / max(compute_s, 1e-9),
+        }
         event = step_event(
-            self.config, step=step, stage=stage.name, version=version, uses=uses, metrics=metrics
+            self.config,
+            step=step,
+            stage=stage.name,
+            version=version,
+            uses=uses,
+            metrics=metrics,
+            wait_s=wait_s,
+            compute_s=compute_s,
         )
         self._pending.append(event.SerializeToString().hex())
-        trained = len(samples) if result.applied else 0
+        self.progress |= metrics | {"wait_s": wait_s, "compute_s": compute_s}
+        trained = len({use.rollout_id for use in uses if not use.drop_reason})
         self.state = replace(
             self.state,
             step=step,
@@ -155,32 +193,37 @@ class TrainerSession:
             version=version + int(result.applied),
             samples_trained=self.state.samples_trained + trained,
         )
-        done = self.state.stage_step >= stage.steps
-        if not done and self.state.stage_step % self.config.trainer.publish_every:
-            return None
-        final = done and self.is_last_stage
-        if done:
-            self.state = replace(self.state, stage=self.state.stage + 1, stage_step=0)
-        return self.save(publish=True, final=final)
 
-    def save(
-        self, *, publish: bool = False, baseline: bool = False, final: bool = False
-    ) -> Checkpoint:
-        """Make everything up to here durable."""
+    def _next_stage(self) -> SftStage | RlStage | None:
+        """End this stage; its optimiser ends with it."""
+        self.state = replace(self.state, stage=self.state.stage + 1, stage_step=0)
+        self._learner.optimiser = None
+        return self.stage
+
+    def save(self, *, publish: bool = False, final: bool = False, made_by: str = "") -> Checkpoint:
+        """Make everything up to here durable; with ``publish`` as a version to be announced."""
+        number, version = self.state.number + 1, self.state.version
         self.state = replace(
             self.state,
-            number=self.state.number + 1,
+            number=number,
             positions=dict(self.buffer.positions),
             finished=self.buffer.finished,
             events=self._pending,
             publish=publish,
-            baseline=baseline,
+            baseline=publish and version == 0,
             final=final,
+            made_by=made_by,
+            published=number if publish else self.state.published,
+            published_version=version if publish else self.state.published_version,
         )
         optimiser = self._learner.optimiser
         tensors = {
             "optimiser": optimiser.state_dict() if optimiser else {},
             "rng": torch.get_rng_state(),
+            # What is published in less than float32 is not what the next step starts from.
+            "weights": {}
+            if self.config.policy.dtype == "float32"
+            else self._learner.model.state_dict(),
         }
         checkpoint = self._store.save(
             self.state,
@@ -205,6 +248,8 @@ class TrainerSession:
             self._learner.begin_stage(self.stage.optimiser)
             assert self._learner.optimiser is not None
             self._learner.optimiser.load_state_dict(tensors["optimiser"])
+        if tensors["weights"]:
+            self._learner.model.load_state_dict(tensors["weights"])
         torch.set_rng_state(tensors["rng"])
         log.info("resumed", checkpoint=checkpoint.folder.name, step=self.state.step)
 
@@ -242,21 +287,18 @@ def _sequence(group: events_pb2.TrainingGroup, sample: events_pb2.TrainingSample
         token_ids=codecs.token_array(sample.tokens),
         mask=codecs.sampled_mask(sample.tokens),
         logprobs=codecs.full_logprobs(sample.tokens),
-        advantage=sample.advantage * (group.loss_weight or 1.0),
+        advantage=sample.advantage * group.loss_weight,
     )
 
 
-def _reward_metrics(
-    groups: Sequence[events_pb2.TrainingGroup],
-    samples: Sequence[tuple[events_pb2.TrainingGroup, events_pb2.TrainingSample]],
-) -> Mapping[str, float]:
+def _reward_metrics(samples: Samples) -> Mapping[str, float]:
     rewards = np.array([sample.reward for _, sample in samples])
     advantages = np.array([sample.advantage for _, sample in samples])
     return {
         "reward_mean": float(rewards.mean()),
         "reward_std": float(rewards.std()),
         "advantage_abs_mean": float(np.abs(advantages).mean()),
-        "groups": float(len(groups)),
+        "groups": float(len({group.group_id for group, _ in samples})),
         "samples": float(len(samples)),
     }
 

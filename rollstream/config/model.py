@@ -363,7 +363,8 @@ Stage = Annotated[SftStage | RlStage, Field(discriminator="kind")]
 class TrainerConfig(ServiceConfig):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: Positive = 1
-    # Sequences are packed into rows of so many tokens ...
+    # Sequences are packed into rows of so many tokens (1: a row for each; the quickest for short
+    # ones on a CPU, which gains nothing from long rows) ...
     row_tokens: Positive = 256
     # ... and so many tokens are on the device at once; their gradients add up.
     pack_tokens: Positive = 8192

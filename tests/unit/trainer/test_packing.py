@@ -93,11 +93,22 @@ def test_micro_batches_add_up_to_the_same_gradient(learner: Learner) -> None:
     torch.testing.assert_close(gradient(1 << 20), gradient(20), atol=1e-6, rtol=1e-4)
 
 
-def test_micro_batches_keep_order_and_bound() -> None:
+def test_micro_batches_hold_sequences_of_about_one_length() -> None:
     rng = np.random.default_rng(3)
-    sequences = [_sequence(rng, n) for n in (10, 10, 10, 50, 5)]
-    parts = micro_batches(sequences, limit_tokens=20)
-    assert [[len(s.token_ids) for s in part] for part in parts] == [[10, 10], [10], [50], [5]]
+    sequences = [_sequence(rng, n) for n in (10, 50, 10, 5, 10)]
+    # Shortest first, ties in order, at most 20 tokens; what is longer stands alone.
+    assert micro_batches(sequences, limit_tokens=20) == [[3, 0], [2, 4], [1]]
+
+
+def test_what_a_step_reports_is_in_the_order_of_its_sequences(learner: Learner) -> None:
+    rng = np.random.default_rng(5)
+    sequences = [_sequence(rng, n) for n in (30, 5, 17, 9, 30, 2)]
+    learner._micro_tokens = 32
+    learner.begin_stage(learner._settings)
+    found = learner.rl_step(sequences, lr=0.0, tis_clip=2.0).sequences
+    assert found.tokens.tolist() == [int(s.mask[1:].sum()) for s in sequences]
+    alone = [learner.rl_step([s], lr=0.0, tis_clip=2.0).sequences.ratio_max[0] for s in sequences]
+    np.testing.assert_allclose(found.ratio_max, alone, rtol=1e-4)
 
 
 def test_a_step_that_is_not_finite_changes_nothing(learner: Learner) -> None:
