@@ -176,7 +176,11 @@ def become_session(request, channel, ready, go, root):
         guest.send(b"p", b"%d" % pid)
         os.write(release, b"g")
         os._exit(0)
-    os.read(wait, 1)
+    os.close(release)
+    if os.read(wait, 1) != b"g":
+        # Whoever asked is gone: nobody would end this session.
+        os._exit(1)
+    os.close(wait)
     os.setsid()
     build_session(request, root)
     give_up_powers(request["seccomp"])
@@ -260,6 +264,7 @@ def main():
     except OSError as error:
         control.send(str(error).encode())
         os._exit(1)
+    guest.warm()
     control.send(b"ready")
     gc.disable()
     gc.freeze()
