@@ -120,6 +120,8 @@ class VllmEngine(InferenceEngine):
             top_k=request.top_k or -1,
             max_tokens=token_limit(request, window=self._max_length),
             stop_token_ids=list(request.stop_ids),
+            # Only ``stop_ids`` stop: the model's own end-of-sequence id is among them where wanted.
+            ignore_eos=True,
             logprobs=0,
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
@@ -134,7 +136,8 @@ class VllmEngine(InferenceEngine):
             prompt = {"prompt_token_ids": request.prompt_ids.tolist(), "cache_salt": salt}
             try:
                 self._engine.add_request(request_id, prompt, params)
-            except ValueError as error:
+            except Exception as error:
+                # Its checks come before anything else and raise what they like.
                 raise ContractError(f"vLLM refuses the request: {error}") from error
 
         output = await self._thread.ask(request_id, add)

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from rollouts.engines.base import GenerateRequest, InferenceEngine
 from rollouts.engines.factory import make_engine
 from rollouts.engines.scripted import ScriptedEngine
 from rollstream.config import Config, load
-from rollstream.errors import ConfigError, ContractError, RollstreamError
+from rollstream.errors import ConfigError, ContractError, InfraError, RollstreamError
 from rollstream.v1 import events_pb2
 from trainer.model import load_model, prepare_start, write_policy
 
@@ -31,8 +33,10 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
             f'run.dir="{folder}"',
             'domains=[{name="d", environment="demo-arithmetic"}]',
             f"policy.max_length={WINDOW}",
-            'policy.model={tokenizer_domain="d", hidden_size=64, intermediate_size=128, layers=2,'
-            " heads=2, kv_heads=1, head_dim=32}",
+            (
+                'policy.model={tokenizer_domain="d", hidden_size=64, intermediate_size=128, layers=2,'
+                " heads=2, kv_heads=1, head_dim=32}"
+            ),
             "rollouts.engine.max_sequences=16",
         ],
         environ={},
@@ -184,6 +188,86 @@ async def test_broken_weights_leave_the_old_ones(
     )
 
 
+async def test_logprobs_are_those_of_what_was_sampled_from(engine: InferenceEngine, models) -> None:  # type: ignore[no-untyped-def]
+    await back_to_version_0(engine, models)
+    prompt = [1, 12, 13, 4, 2]
+    answer = await engine.generate(ask(prompt, temperature=0.5))
+    ids = torch.tensor([prompt + answer.token_ids.tolist()])
+    with torch.no_grad():
+        cooled = (models[0][0](ids).logits[0] / 0.5).log_softmax(-1)
+    at = torch.arange(len(prompt) - 1, ids.shape[1] - 1)
+    expected = cooled[at, torch.from_numpy(answer.token_ids).long()].numpy()
+    np.testing.assert_allclose(answer.logprobs, expected, atol=2e-5)
+    # Of one candidate, there is no choice.
+    only = await engine.generate(dataclasses.replace(ask(prompt), top_k=1))
+    np.testing.assert_allclose(only.logprobs, 0.0, atol=2e-5)
+
+
+async def test_a_cached_prefix_is_not_used_under_new_weights(
+    engine: InferenceEngine, models
+) -> None:  # type: ignore[no-untyped-def]
+    await back_to_version_0(engine, models)
+    # Two blocks and more.
+    prompt = [7 + i % 40 for i in range(70)]
+    for version in (0, 1):
+        if version:
+            await engine.update_weights(models[1][1], version=1)
+        for _ in range(2):
+            answer = await engine.generate(ask(prompt, tokens=8))
+            np.testing.assert_allclose(
+                answer.logprobs,
+                exact(models[version][0], prompt, answer.token_ids),
+                atol=2e-5,
+            )
+
+
+async def test_weights_of_another_model_are_refused(
+    engine: InferenceEngine, models, tmp_path: Path
+) -> None:  # type: ignore[no-untyped-def]
+    await back_to_version_0(engine, models)
+    state = {name: tensor.clone() for name, tensor in models[1][0].state_dict().items()}
+    del state["model.norm.weight"]
+    save_file(state, tmp_path / "model.safetensors")
+    with pytest.raises(ContractError, match=r"1 tensors differ, first model.norm.weight"):
+        await engine.update_weights(tmp_path, version=5)
+    assert engine.version == 0
+    prompt = [1, 20, 4, 2]
+    answer = await engine.generate(ask(prompt))
+    np.testing.assert_allclose(
+        answer.logprobs, exact(models[0][0], prompt, answer.token_ids), atol=2e-5
+    )
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(InfraError, match="holds no"):
+        await engine.update_weights(tmp_path, version=5)
+
+
+@pytest.mark.parametrize("prompt", [[], [1, 10_000]])
+async def test_a_request_that_cannot_be_served_is_refused_alone(
+    engine: InferenceEngine,
+    models,  # type: ignore[no-untyped-def]
+    prompt: list[int],
+) -> None:
+    other = asyncio.create_task(engine.generate(ask([1, 20, 4, 2])))
+    with pytest.raises(ContractError):
+        await engine.generate(ask(prompt))
+    assert len((await other).token_ids) == 24
+
+
+async def test_a_cancelled_request_gives_its_place_back(engine: InferenceEngine, models) -> None:  # type: ignore[no-untyped-def]
+    """More are cancelled than there are places; those that follow are served all the same."""
+    for _ in range(3):
+        tasks = [
+            asyncio.create_task(engine.generate(ask([1, 9, 4, 2], tokens=90))) for _ in range(24)
+        ]
+        while not engine.stats()["running_requests"]:
+            await asyncio.sleep(0.001)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    answers = await asyncio.gather(*(engine.generate(ask([1, 9 + i, 4, 2])) for i in range(24)))
+    assert [len(answer.token_ids) for answer in answers] == [24] * 24
+
+
 def echo(request: GenerateRequest) -> np.ndarray:  # type: ignore[type-arg]
     return np.array([5, 6, 7, 8], dtype=np.int32)
 
@@ -205,7 +289,7 @@ async def test_the_scripted_engine_says_its_script(config: Config) -> None:
     assert (cut.token_ids.tolist(), cut.finish_reason) == ([5, 6], events_pb2.FINISH_REASON_LENGTH)
 
 
-def test_unknown_scripts_are_named(config: Config) -> None:
+async def test_unknown_scripts_are_named(config: Config) -> None:
     rollouts = config.rollouts
     settings = rollouts.engine.model_copy(update={"kind": "scripted", "script": "nowhere:f"})
     chosen = config.model_copy(
