@@ -126,10 +126,21 @@ def run_code(code):
         sys.excepthook(type(error), error, error.__traceback__)
         status = 1
     try:
+        finish()
         sys.stdout.flush()
     except OSError:
         status = status or 1
     os._exit(status & 255)
+
+
+def finish():
+    """What an interpreter does at its end: wait for threads, call what asked to be called."""
+    import atexit
+
+    threading = sys.modules.get("threading")
+    if threading is not None:
+        threading._shutdown()
+    atexit._run_exitfuncs()
 
 
 def start(request):
@@ -147,7 +158,8 @@ def start(request):
                 2, ("%s: %s\n" % (request.get("argv", ["python"])[0], error.strerror)).encode()
             )
             os._exit(127)
-        except BaseException:
+        finally:
+            # A child that returned from here would serve as a second guest.
             os._exit(126)
     os.close(ends[0][0])
     os.close(ends[1][1])

@@ -221,7 +221,10 @@ def fork_session(request, channel, root):
         except BaseException as error:
             guest.CONTROL = channel
             guest.send(b"r", str(error).encode())
-        os._exit(1)
+        finally:
+            # Whatever happens, also when nobody listens any more: a child that returned from here
+            # would serve as a second zygote.
+            os._exit(1)
     os.close(ready)
     os.close(go_read)
     try:

@@ -99,6 +99,16 @@ child = m.get_context("fork").Process(target=lambda: print("child", flush=True))
     assert result.stdout == b"3\nchild\n", result.stderr
 
 
+async def test_threads_and_exit_functions_end_before_the_script(session: Session) -> None:
+    code = """
+import atexit, threading, time
+atexit.register(print, "exit")
+threading.Thread(target=lambda: (time.sleep(0.1), print("thread"))).start(); print("main")
+"""
+    result = await session.run_python(code)
+    assert result.stdout == b"main\nthread\nexit\n", result.stderr
+
+
 async def test_binary_output_is_untouched(session: Session) -> None:
     every = bytes(range(256)) * 8
     result = await session.exec(["cat"], stdin=every)
