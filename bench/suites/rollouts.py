@@ -1,7 +1,7 @@
 """Generation, and what a rollout costs outside the model.
 
 ``rollouts.tokens_per_s``: the configured engine (vLLM where installed), the demo's model with
-random weights, 64 requests of up to 64 tokens at once, one thread. ``e2e.overhead_ms_per_rollout``:
+random weights, 64 requests of 64 tokens at once, one thread. ``e2e.overhead_ms_per_rollout``:
 tasks in Kafka to trajectories in Kafka through the real worker and sandbox executor with a scripted
 engine, two sandboxed tool calls each; wall time over rollouts at 64 in flight, so it is cost per
 rollout at saturation, not latency.
