@@ -119,9 +119,16 @@ class CheckpointStore:
         """Write a checkpoint and return it once it is durable.
 
         Raises:
-            InfraError: the disk refuses; earlier checkpoints are untouched.
+            InfraError: the disk refuses, or another trainer was here; earlier checkpoints are
+                untouched.
         """
         final = self.path(state.number)
+        if final.exists():
+            # Two lineages of steps must not be mixed: the second one ends here, unrecorded.
+            raise InfraError(
+                f"checkpoint {final} exists already",
+                hint="is another trainer at work in this run folder?",
+            )
         temporary = final.with_suffix(".tmp")
         try:
             shutil.rmtree(temporary, ignore_errors=True)
