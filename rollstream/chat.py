@@ -16,27 +16,20 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from jinja2.exceptions import TemplateError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
+from rollstream.chat_template import ChatTemplate, plain_message, plain_tools, read_settings
 from rollstream.errors import ConfigError, ContractError
 from rollstream.v1 import events_pb2
 
 IntArray = npt.NDArray[np.int32]
 
-_ROLES = {
-    events_pb2.ROLE_SYSTEM: "system",
-    events_pb2.ROLE_USER: "user",
-    events_pb2.ROLE_ASSISTANT: "assistant",
-    events_pb2.ROLE_TOOL: "tool",
-}
 # Stands for what the assistant said, to find where its text ends in a rendered conversation.
 _MARK = "ROLLSTREAMMARK"
 _ANY_USER = {"role": "user", "content": "u"}
@@ -63,32 +56,44 @@ class ChatFormat:
     """
 
     def __init__(self, model_dir: Path) -> None:
-        """Read the folder. ``ConfigError`` when it holds no tokenizer or no chat template."""
+        """Read the folder.
+
+        ``ConfigError`` when it holds no tokenizer or no chat template, or one that cannot be used.
+        """
         self._tokenizer = _read_tokenizer(model_dir)
-        settings = _read_settings(model_dir)
-        self._template = _compile(model_dir, settings)
-        self._special = {name: _text(settings.get(name)) for name in ("bos_token", "eos_token")}
-        self._syntax = ToolSyntax(**settings.get("rollstream_tool_syntax", {}))
-        self._special_texts = sorted(
-            (t.content for t in self._tokenizer.get_added_tokens_decoder().values()),
-            key=len,
-            reverse=True,
-        )
-        self._end = self._end_of_turn()
-        eos = self._special["eos_token"]
-        ends = [self._tokenizer.token_to_id(text) for text in (self._end, eos) if text]
+        settings = read_settings(model_dir)
+        self._template = ChatTemplate(model_dir, settings)
+        self._syntax = _tool_syntax(model_dir, settings)
+        opened, closed = re.escape(self._syntax.open), re.escape(self._syntax.close)
+        self._calls = re.compile(f"{opened}(.*?){closed}", re.DOTALL)
+        added = self._tokenizer.get_added_tokens_decoder().values()
+        texts = sorted((token.content for token in added), key=len, reverse=True)
+        try:
+            self._end = self._end_of_turn(texts)
+        except ContractError as error:
+            raise ConfigError(f"{model_dir}: {error.message}", hint=error.hint) from error
+        special = self._template.special
+        ends = [self._tokenizer.token_to_id(t) for t in (self._end, special.get("eos_token")) if t]
         self.stop_ids = tuple(dict.fromkeys(i for i in ends if i is not None))
         if not self.stop_ids:
-            raise ConfigError(f"{model_dir}: no eos_token, and the chat template closes no turn")
-        pad = self._tokenizer.token_to_id(_text(settings.get("pad_token")) or "")
+            raise ConfigError(
+                f"{model_dir}: no eos_token, and the chat template closes no turn",
+                hint="name eos_token in tokenizer_config.json",
+            )
+        pad = self._tokenizer.token_to_id(special.get("pad_token", ""))
         self.pad_id = self.stop_ids[0] if pad is None else int(pad)
         self.vocab_size = int(self._tokenizer.get_vocab_size(with_added_tokens=True))
+        # What structures a conversation: special tokens, and any other token the template writes.
+        written = "".join(self._template.sources.values())
+        guarded = {token.content for token in added if token.special or token.content in written}
+        self._guarded = [t for t in texts if t in guarded and len(t.strip()) > 1]
 
     def render_prompt(
         self, messages: Sequence[events_pb2.Message], tools: Sequence[events_pb2.ToolSpec]
     ) -> IntArray:
         """Ids of the conversation so far, up to and with the opening of the assistant's turn."""
-        return self._encode(self._render([_plain(m) for m in messages], _plain_tools(tools)))
+        plain = [plain_message(message) for message in messages]
+        return self._encode(self._template.render(plain, plain_tools(tools), opening=True))
 
     def render_continuation(
         self, results: Sequence[events_pb2.Message], *, closed: bool
@@ -99,8 +104,8 @@ class ChatFormat:
         the next assistant turn.
         """
         said = {"role": "assistant", "content": _MARK}
-        text = self._render([_ANY_USER, said, *map(_plain, results)], None)
-        tail = text[text.index(_MARK) + len(_MARK) :]
+        talk = [_ANY_USER, said, *map(plain_message, results)]
+        tail = _after_mark(self._template.render(talk, opening=True, with_tools=bool(results)))
         if closed and self._end:
             tail = tail.lstrip().removeprefix(self._end)
         return self._encode(tail)
@@ -112,12 +117,9 @@ class ChatFormat:
         """
         body = token_ids[:-1] if len(token_ids) and token_ids[-1] in self.stop_ids else token_ids
         text = self.decode(body)
-        syntax = self._syntax
-        pattern = re.compile(re.escape(syntax.open) + "(.*?)" + re.escape(syntax.close), re.DOTALL)
-        calls = [
-            self._call(found, f"call-{turn}-{k}") for k, found in enumerate(pattern.findall(text))
-        ]
-        left = pattern.sub("", text).strip() if calls else text
+        found = self._calls.findall(text)
+        calls = [self._call(one, f"call-{turn}-{k}") for k, one in enumerate(found)]
+        left = self._calls.sub("", text).strip() if calls else text
         content = [events_pb2.ContentPart(text=left)] if left else []
         return events_pb2.Message(role=events_pb2.ROLE_ASSISTANT, content=content, tool_calls=calls)
 
@@ -133,7 +135,7 @@ class ChatFormat:
         masks = [np.zeros(len(parts[0]), dtype=np.bool_)]
         position = first
         while position < len(messages):
-            said = self._assistant_ids(messages[position])
+            said = self._assistant_ids(messages[position], with_tools=bool(tools))
             parts.append(said)
             masks.append(np.ones(len(said), dtype=np.bool_))
             after = position + 1
@@ -152,18 +154,25 @@ class ChatFormat:
 
     def neutralise(self, text: str) -> str:
         """``text`` in which no special token can be read: what tools print must not end a turn."""
-        for special in self._special_texts:
+        for special in self._guarded:
             if special in text:
                 text = text.replace(special, special[0] + " " + special[1:])
         return text
 
-    def _assistant_ids(self, message: events_pb2.Message) -> IntArray:
+    def _assistant_ids(self, message: events_pb2.Message, *, with_tools: bool) -> IntArray:
         """What the model would have sampled to say ``message``: its text and the closing token."""
-        opening = self._render([_ANY_USER], None)
-        whole = self._render([_ANY_USER, _plain(message)], None, opening=False)
+        render = self._template.render
+        opening = render([_ANY_USER], opening=True, with_tools=with_tools)
+        talk = [_ANY_USER, plain_message(message)]
+        whole = render(talk, opening=False, with_tools=with_tools)
         if not whole.startswith(opening):
-            raise ContractError("the chat template renders an assistant turn unlike its opening")
+            raise ContractError(
+                "the chat template renders an assistant turn unlike its opening",
+                hint="this model cannot be warmed up on demonstrations",
+            )
         body = whole[len(opening) :]
+        if not self._end:
+            return np.append(self._encode(body), np.int32(self.stop_ids[0]))
         end = body.rfind(self._end)
         return self._encode(body[: end + len(self._end)] if end >= 0 else body)
 
@@ -174,35 +183,19 @@ class ChatFormat:
         try:
             said = json.loads(found)
             name, arguments = str(said["name"]), said.get("arguments", {})
+            text = arguments if isinstance(arguments, str) else json.dumps(arguments)
+            return events_pb2.ToolCall(id=call_id, name=name, arguments_json=text)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             # Malformed: kept as written; the agent loop tells the policy what is wrong with it.
             return events_pb2.ToolCall(id=call_id, name="", arguments_json=found.strip())
-        text = arguments if isinstance(arguments, str) else json.dumps(arguments)
-        return events_pb2.ToolCall(id=call_id, name=name, arguments_json=text)
 
-    def _end_of_turn(self) -> str:
-        """The special token that the template writes after an assistant's text; "" for none."""
-        text = self._render(
-            [_ANY_USER, {"role": "assistant", "content": _MARK}], None, opening=False
-        )
-        tail = text[text.index(_MARK) + len(_MARK) :].lstrip()
-        return next((t for t in self._special_texts if tail.startswith(t)), "")
-
-    def _render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None,
-        *,
-        opening: bool = True,
-    ) -> str:
-        try:
-            return str(
-                self._template.render(
-                    messages=messages, tools=tools, add_generation_prompt=opening, **self._special
-                )
-            )
-        except TemplateError as error:
-            raise ContractError(f"the chat template refuses the conversation: {error}") from error
+    def _end_of_turn(self, texts: Sequence[str]) -> str:
+        """Which of ``texts`` (longest first) the template writes after an assistant's message; ""
+        for none.
+        """
+        talk = [_ANY_USER, {"role": "assistant", "content": _MARK}]
+        tail = _after_mark(self._template.render(talk, opening=False)).lstrip()
+        return next((text for text in texts if tail.startswith(text)), "")
 
     def _encode(self, text: str) -> IntArray:
         return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.int32)
@@ -214,69 +207,42 @@ def _read_tokenizer(model_dir: Path) -> Tokenizer:
         raise ConfigError(
             f"{path} does not exist", hint="a policy folder needs the tokenizers library's file"
         )
-    return Tokenizer.from_file(str(path))
-
-
-def _read_settings(model_dir: Path) -> dict[str, Any]:
-    path = model_dir / "tokenizer_config.json"
-    settings: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.exists() else {}
-    return settings
-
-
-def _compile(model_dir: Path, settings: Mapping[str, Any]) -> Any:
-    file = model_dir / "chat_template.jinja"
-    source = file.read_text("utf-8") if file.exists() else settings.get("chat_template")
-    if not isinstance(source, str):
-        raise ConfigError(
-            f"{model_dir} has no chat template",
-            hint="add chat_template.jinja, or chat_template in tokenizer_config.json",
-        )
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-    environment.filters["tojson"] = lambda value, **_: json.dumps(value, ensure_ascii=False)
-    environment.globals["raise_exception"] = _raise
     try:
-        return environment.from_string(source)
-    except TemplateError as error:
-        raise ConfigError(f"{model_dir}: broken chat template: {error}") from error
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises nothing narrower
+        raise ConfigError(
+            f"{path} cannot be read: {error}", hint="fetch the model again"
+        ) from error
+    # Some files carry the settings of their training: text must neither be cut nor filled up.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
 
 
-def _raise(message: str) -> None:
-    raise TemplateError(message)
+def _tool_syntax(model_dir: Path, settings: Mapping[str, Any]) -> ToolSyntax:
+    """The syntax that the folder asks for; ``ConfigError`` when that is none."""
+    given = settings.get("rollstream_tool_syntax", {})
+    known = asdict(ToolSyntax())
+    if isinstance(given, dict) and all(isinstance(given.get(k, ""), str) for k in known):
+        syntax = ToolSyntax(**{k: v for k, v in given.items() if k in known})
+        complete = syntax.open and syntax.close and bool(syntax.tool) == bool(syntax.argument)
+        if complete and set(given) <= set(known):
+            return syntax
+    raise ConfigError(
+        f"{model_dir}/tokenizer_config.json: rollstream_tool_syntax is {given!r}",
+        hint=f"an object with {', '.join(known)}: texts; tool and argument both or neither",
+    )
 
 
-def _text(token: Any) -> str:
-    """The text of a token, which tokenizer_config.json writes as a string or as an object."""
-    return str(token.get("content", "")) if isinstance(token, dict) else str(token or "")
-
-
-def _plain(message: events_pb2.Message) -> dict[str, Any]:
-    text = "".join(part.text for part in message.content)
-    plain: dict[str, Any] = {"role": _ROLES[message.role], "content": text}
-    if message.tool_calls:
-        plain["tool_calls"] = [
-            {
-                "type": "function",
-                "function": {"name": c.name, "arguments": json.loads(c.arguments_json)},
-            }
-            for c in message.tool_calls
-        ]
-    if message.name:
-        plain["name"] = message.name
-    return plain
-
-
-def _plain_tools(tools: Sequence[events_pb2.ToolSpec]) -> list[dict[str, Any]] | None:
-    return [
-        {
-            "type": "function",
-            "function": {
-                "name": tool.name,
-                "description": tool.description,
-                "parameters": json.loads(tool.parameters_json or "{}"),
-            },
-        }
-        for tool in tools
-    ] or None
+def _after_mark(text: str) -> str:
+    """What follows the marked message in a rendered conversation."""
+    _, mark, tail = text.rpartition(_MARK)
+    if not mark:
+        raise ContractError(
+            "the chat template does not show what an assistant said",
+            hint="a template that drops earlier turns cannot be continued token for token",
+        )
+    return tail
 
 
 def _index_of_assistant(messages: Sequence[events_pb2.Message]) -> int:
