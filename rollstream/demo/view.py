@@ -128,12 +128,13 @@ def _note(name: str, stats: Mapping[str, float]) -> str:
     """What is worth saying about one service, from its numbers."""
 
     def show(key: str, text: str) -> str:
-        return text.format(stats[key]) if key in stats else ""
+        # A version below 0 is none yet.
+        return text.format(stats[key]) if stats.get(key, -1) >= 0 else ""
 
     notes = {
         "producers": [
             show("groups_in_flight", "{:.0f} groups in flight"),
-            show("paused", "paused {:.0f}"),
+            "paused" if stats.get("paused") else "",
         ],
         "rollouts": [
             show("rollouts_in_flight", "{:.0f} in flight"),

@@ -157,7 +157,7 @@ def test_a_call_that_cannot_be_read_is_kept_as_written(tmp_path: Path, text: str
         ({"chat_template": "{% if %}"}, "broken chat template"),
         ({"chat_template": "{{ messages[0].content }}"}, "does not show what an assistant said"),
         ({"chat_template": "{{ raise_exception('no') }}"}, "refuses a conversation of .*: no"),
-        ({"rollstream_tool_syntax": {"opne": "<t>"}}, "rollstream_tool_syntax is {'opne'"),
+        ({"rollstream_tool_syntax": {"opening": "<t>"}}, "rollstream_tool_syntax is {'opening'"),
         ({"rollstream_tool_syntax": {"tool": "python"}}, "tool and argument both or neither"),
         ({"rollstream_tool_syntax": "hermes"}, "rollstream_tool_syntax is 'hermes'"),
     ],
