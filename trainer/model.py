@@ -115,6 +115,8 @@ def write_policy(model: Any, source: Path, folder: Path, *, dtype: str) -> None:
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
     settings = json.loads(model.config.to_json_string(use_diff=False))
     settings["dtype"] = dtype
+    # Where this process happened to load it from: the same weights are the same files.
+    settings.pop("_name_or_path", None)
     (folder / "config.json").write_text(json.dumps(settings, indent=1), encoding="utf-8")
     for name in _TOKENIZER_FILES:
         if (source / name).exists():

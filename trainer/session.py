@@ -57,6 +57,8 @@ class TrainerSession:
         """Load the model: from the latest checkpoint (whose events are due again), or afresh."""
         settings = self.config.trainer
         torch.set_num_threads(settings.threads)
+        # numpy looks at denormal numbers once, and warns when it finds them flushed.
+        np.finfo(np.float32), np.finfo(np.float64)
         torch.set_flush_denormal(True)
         self._device = _device(settings.device)
         self._start = prepare_start(self.config, self.config.run.dir / "start")
