@@ -117,3 +117,16 @@ async def test_stale_between_publications_is_recorded_after_what_made_it_so(
     # The step was recorded; its version was not due.
     assert [v.version for _, v in versions] == [0]
     assert service.stats()["samples_dropped_stale"] == len(late) * GROUP_SIZE
+
+
+async def test_told_to_stop_it_saves_what_it_did(kafka: str, make_config: MakeConfig) -> None:
+    stages = f'trainer.stages=[{{kind="rl", steps=9, groups_per_step={PER_STEP}, max_staleness=0}}]'
+    config = make_config(kafka, *SMALL, stages, "trainer.publish_every=9")
+    await KafkaBus(config).ensure_topics(ALL)
+    async with running(Trainer, config) as service:
+        await feed(config, [group(i) for i in range(PER_STEP)])
+        await until(lambda: service.stats()["step"] == 1)
+    ((_, step),) = await read(config, TRAINING_STEPS, 1)
+    assert len(step.samples) == PER_STEP * GROUP_SIZE
+    async with running(Trainer, config) as service:
+        assert service.stats()["step"] == 1
