@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+from rollstream.codecs import text_of
 from rollstream.errors import ConfigError, ContractError
 from rollstream.sandbox import ExecResult, SandboxSession
 from rollstream.v1 import events_pb2
@@ -31,6 +32,7 @@ __all__ = [
     "SandboxSession",
     "TaskSpec",
     "ToolOutcome",
+    "final_answer",
 ]
 
 
@@ -146,3 +148,10 @@ class Environment(ABC):
 
     async def __aexit__(self, *_: object) -> None:
         return None
+
+
+def final_answer(turns: Sequence[events_pb2.Turn]) -> str:
+    """What the policy said last, without surrounding space; "" where it ended with a tool call."""
+    if not turns or turns[-1].assistant.tool_calls:
+        return ""
+    return text_of(turns[-1].assistant).strip()

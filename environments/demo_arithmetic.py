@@ -19,8 +19,14 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from environments.base import Environment, SandboxSession, TaskSpec, ToolOutcome
-from rollstream.codecs import text_message, text_of
+from environments.base import (
+    Environment,
+    SandboxSession,
+    TaskSpec,
+    ToolOutcome,
+    final_answer,
+)
+from rollstream.codecs import text_message
 from rollstream.v1 import events_pb2
 
 _SPECIAL = ("<|pad|>", "<|user|>", "<|assistant|>", "<|tool|>", "<|end|>", "<tool>", "</tool>")
@@ -140,8 +146,7 @@ class DemoArithmetic(Environment):
         verifier: Mapping[str, Any],
         turns: Sequence[events_pb2.Turn],
     ) -> events_pb2.Evidence:
-        last = turns[-1].assistant if turns else events_pb2.Message()
-        said = "" if last.tool_calls else text_of(last).strip()
+        said = final_answer(turns)
         calls = [r for turn in turns for r in turn.tool_results]
         good = sum(r.status == events_pb2.TOOL_STATUS_OK for r in calls)
         items = {

@@ -29,9 +29,9 @@ async def call_python(
 ) -> ToolOutcome:
     """Run the call's ``code``; what it printed, errors after output, is shown to the policy."""
     code = json.loads(call.arguments_json).get("code")
-    if not isinstance(code, str):
+    if not isinstance(code, str) or not _is_text(code):
         return ToolOutcome(
-            content="error: the argument 'code' is missing or not a string",
+            content="error: the argument 'code' is missing or not text",
             status=events_pb2.TOOL_STATUS_INVALID,
         )
     assert session is not None, "a task with this tool has a sandbox"
@@ -48,3 +48,12 @@ async def call_python(
         exit_code=result.exit_code,
         dropped_bytes=result.dropped_bytes,
     )
+
+
+def _is_text(code: str) -> bool:
+    """Whether it can be written down: JSON escapes can spell half a character."""
+    try:
+        code.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

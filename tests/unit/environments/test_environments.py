@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
+from importlib.metadata import EntryPoint
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from environments import registry
 from environments.base import Environment, ExecResult, RejectedTask, TaskSpec
 from environments.demo_arithmetic import DemoArithmetic, Problem
+from environments.python_tool import call_python
+from environments.reasoning_gym import _evaluates
 from environments.registry import make, names
 from environments.tasks import TaskOrigin, evaluation_task, training_task
 from rollstream.codecs import text_message, text_of
@@ -74,39 +79,6 @@ def jsonl(tmp_path: Path, *lines: object, **options: Any) -> Environment:
     return make(domain)
 
 
-@pytest.fixture(params=["demo", "jsonl", "reasoning-gym"])
-def environment(request: pytest.FixtureRequest, tmp_path: Path) -> Environment:
-    if request.param == "jsonl":
-        return jsonl(tmp_path, *({"prompt": f"say {i}", "answer": i} for i in range(200)))
-    kinds = {
-        "demo": ("demo-arithmetic", {}),
-        "reasoning-gym": ("reasoning-gym", {"dataset": "chain_sum"}),
-    }
-    name, options = kinds[request.param]
-    return make(DomainConfig(name="d", environment=name, options=options))
-
-
-def prompts(environment: Environment, split: str, *, seed: int = 0, start: int = 0) -> list[str]:
-    tasks = islice(environment.tasks(seed=seed, split=split, start=start), 20)
-    return ["|".join(text_of(m) for m in t.prompt) for t in tasks if isinstance(t, TaskSpec)]
-
-
-def test_tasks_are_a_function_of_seed_split_and_index(environment: Environment) -> None:
-    first = prompts(environment, "train")
-    assert first == prompts(environment, "train")
-    assert first[7:] == prompts(environment, "train", start=7)[: len(first) - 7]
-
-
-def test_splits_share_nothing(environment: Environment) -> None:
-    assert not set(prompts(environment, "train")) & set(prompts(environment, "held-out"))
-
-
-async def test_wrong_answers_are_wrong(environment: Environment) -> None:
-    task = next(environment.tasks(seed=0, split="train"))
-    assert isinstance(task, TaskSpec)
-    assert await correct(environment, task.verifier, "certainly not this") < 1.0
-
-
 def test_the_verifier_is_no_part_of_what_the_policy_sees() -> None:
     environment = DemoArithmetic()
     domain = DomainConfig(name="d", environment="demo-arithmetic", group_size=5, temperature=0.7)
@@ -160,19 +132,70 @@ def test_demonstrations_are_right_about_two_times_in_five() -> None:
     assert 0.35 < right / 2000 < 0.5
 
 
-async def test_jsonl_answers_and_checks(tmp_path: Path) -> None:
-    environment = jsonl(
-        tmp_path,
-        {"prompt": "a", "answer": 0.5},
-        {"messages": [{"role": "user", "content": "b"}], "check": "assert True"},
-        held_out="",
-    )
-    assert await correct(environment, {"answer": 0.5}, " 0.5000000001 ") == 1.0
-    assert await correct(environment, {"answer": 0.5}, "0.6") == 0.0
+@pytest.mark.parametrize(
+    ("answer", "said", "right"),
+    [
+        (0.5, " 0.5000000001 ", True),
+        (0.5, "0.6", False),
+        (42, "42.0", True),
+        (42, "042", True),
+        # Whole numbers are exact however large.
+        (12345678901, "12345678902", False),
+        ("1" + "0" * 400, "2" + "0" * 400, False),
+        (0.5, "inf", False),
+        ("nan", "NaN", False),
+        ("Paris", "Paris", True),
+        ("Paris", "paris", False),
+        ("", "", True),
+    ],
+)
+async def test_answers_are_compared_as_what_they_are(
+    tmp_path: Path, answer: Any, said: str, right: bool
+) -> None:
+    environment = jsonl(tmp_path, {"prompt": "a", "answer": answer})
+    assert await correct(environment, {"answer": answer}, said) == float(right)
+
+
+async def test_a_check_sees_the_answer(tmp_path: Path) -> None:
+    environment = jsonl(tmp_path, {"prompt": "a", "check": "assert True"})
     passed, failed = HostSession(), HostSession(exit_code=1)
+    late = HostSession(reason="timeout")
     assert await correct(environment, {"check": "assert True"}, "said", passed) == 1.0
     assert passed.files == {"answer.txt": b"said"}
     assert await correct(environment, {"check": "assert False"}, "said", failed) == 0.0
+    assert await correct(environment, {"check": "while True: pass"}, "said", late) == 0.0
+
+
+def test_a_file_without_checks_and_tool_needs_no_sandbox(tmp_path: Path) -> None:
+    plain = jsonl(tmp_path, {"prompt": "a", "answer": 1})
+    assert (plain.toolchain, plain.verifies_in_sandbox) == ("", False)
+    tool = jsonl(tmp_path, {"prompt": "a", "answer": 1}, tool=True)
+    assert (tool.toolchain, tool.verifies_in_sandbox) == ("python", False)
+    checked = jsonl(tmp_path, {"prompt": "a", "answer": 1}, {"prompt": "b", "check": "1"})
+    assert (checked.toolchain, checked.verifies_in_sandbox) == ("python", True)
+
+
+def test_the_source_changes_with_the_data(tmp_path: Path) -> None:
+    held = tmp_path / "held.jsonl"
+    held.write_text('{"prompt": "h", "answer": 1}')
+    sources = {
+        jsonl(tmp_path, {"prompt": "a", "answer": 1}).source,
+        jsonl(tmp_path, {"prompt": "a", "answer": 2}).source,
+        jsonl(tmp_path, {"prompt": "a", "answer": 2}, held_out=str(held)).source,
+    }
+    assert len(sources) == 3
+
+
+def test_the_splits_lose_no_line(tmp_path: Path) -> None:
+    wrong = [f"not json {i}" for i in range(40)]
+    environment = jsonl(tmp_path, *({"prompt": f"{i}", "answer": i} for i in range(80)), *wrong)
+    train = list(environment.tasks(seed=0, split="train"))
+    held_out = list(environment.tasks(seed=0, split="held-out"))
+    # Whatever is no task comes to the producers, which alone write dead letters.
+    assert sum(isinstance(item, RejectedTask) for item in train) == 40
+    assert all(isinstance(item, TaskSpec) for item in held_out)
+    assert len(train) + len(held_out) == 120
+    assert len(held_out) > 2
 
 
 @pytest.mark.parametrize(
@@ -183,6 +206,11 @@ async def test_jsonl_answers_and_checks(tmp_path: Path) -> None:
         ({"answer": 1}, "give either prompt or messages"),
         ({"prompt": "a", "answer": 1, "colour": "red"}, "colour: Extra inputs"),
         ({"messages": [{"role": "robot", "content": "x"}], "answer": 1}, "role"),
+        ({"prompt": "a", "answer": True}, "True is neither text nor number"),
+        ('{"prompt": "a", "answer": NaN}', "finite number"),
+        ({"prompt": "a", "answer": 1, "files": {"../x": ""}}, "'../x' is no path inside"),
+        ("[1, 2]", "object"),
+        ('{"prompt": "a", "answer": "' + "x" * (17 << 20) + '"}', "bytes are more than"),
     ],
 )
 def test_a_malformed_line_is_rejected_by_name_and_the_rest_goes_on(
@@ -203,8 +231,6 @@ def test_a_malformed_line_is_rejected_by_name_and_the_rest_goes_on(
     assert isinstance(bad, RejectedTask)
     assert bad.position == 2
     assert "tasks.jsonl, line 2" in str(bad.error)
-    import re
-
     assert re.search(problem, str(bad.error))
 
 
@@ -214,17 +240,25 @@ def test_a_malformed_line_is_rejected_by_name_and_the_rest_goes_on(
         (
             "demo-arithmetik",
             {},
-            "unknown environment 'demo-arithmetik' -- did you mean 'demo-arithmetic'",
+            "domain 'd': unknown environment 'demo-arithmetik' -- did you mean 'demo-arithmetic'",
         ),
+        ("zzz", {}, "unknown environment 'zzz' -- known: .*jsonl"),
         ("jsonl", {"pahh": "x"}, "no option 'pahh' -- did you mean 'path'"),
-        ("jsonl", {"path": "/nowhere.jsonl"}, "'/nowhere.jsonl' does not exist"),
+        ("jsonl", {"path": "/nowhere.jsonl"}, "'/nowhere.jsonl' cannot be read: No such file"),
+        ("jsonl", {"path": "/"}, "'/' cannot be read: Is a directory"),
+        ("jsonl", {"path": 5}, "option path = 5: Input should be a valid string"),
+        ("jsonl", {"path": "x", "tolerance": "much"}, "option tolerance = 'much': .* number"),
+        ("jsonl", {"path": "x", "tolerance": -1.0}, "option tolerance = -1.0"),
+        ("jsonl", {"path": "x", "tool": "maybe"}, "option tool = 'maybe': .* boolean"),
+        ("jsonl", {}, "needs option 'path' -- set options.path"),
         (
             "reasoning-gym",
             {"dataset": "chain_sums"},
             "no dataset 'chain_sums' -- did you mean 'chain_sum'",
         ),
+        ("reasoning-gym", {"dataset": "qqqq"}, "no dataset 'qqqq' -- there are 1.*: ab, acre"),
         ("reasoning-gym", {"dataset": "chain_sum", "params": {"x": 1}}, "refuses"),
-        ("jsonl", {}, "missing 1 required"),
+        ("reasoning-gym", {"dataset": "n_queens"}, "'n_queens' runs answers as Python"),
     ],
 )
 def test_wrong_configuration_names_the_remedy(
@@ -232,6 +266,74 @@ def test_wrong_configuration_names_the_remedy(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         make(DomainConfig(name="d", environment=name, options=options))
+
+
+def test_scorers_that_evaluate_answers_are_known() -> None:
+    from reasoning_gym.factory import DATASETS
+
+    found = {name for name, (kind, _) in DATASETS.items() if _evaluates(kind)}
+    # These hand the answer to eval or to sympy's parser, which evaluates.
+    assert found >= {
+        "binary_matrix", "countdown", "intermediate_integration", "n_queens", "puzzle24",
+        "polynomial_multiplication", "simple_integration", "spiral_matrix", "string_insertion",
+    }  # fmt: skip
+    assert len(found) < 15
+    allowed = {"dataset": "n_queens", "evaluates_answers": True}
+    make(DomainConfig(name="d", environment="reasoning-gym", options=allowed))
+
+
+def test_a_dataset_that_asks_too_little_says_so() -> None:
+    options = {
+        "dataset": "chain_sum",
+        "params": {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1},
+    }
+    environment = make(DomainConfig(name="d", environment="reasoning-gym", options=options))
+    environment._block = lambda _: [{"question": "always the same"}] * 1000  # type: ignore[attr-defined]
+    splits = {"train", "held-out"}
+    with pytest.raises(ConfigError, match="has no (train|held-out) question among 256"):
+        for split in splits:
+            next(environment.tasks(seed=0, split=split))
+
+
+class Strange(Environment):
+    def __init__(self, *, level: int) -> None:
+        raise OSError(f"level {level}: no such floor")
+
+    source = "strange"
+
+    def tasks(self, *, seed: int, split: str, start: int = 0) -> Any: ...
+
+    async def verify(self, session: Any, verifier: Any, turns: Any) -> Any: ...
+
+
+@pytest.mark.parametrize(
+    ("value", "options", "message"),
+    [
+        (
+            "tests.unit.environments.test_environments:Strange",
+            {"level": 3},
+            "level 3: no such floor",
+        ),
+        ("tests.unit.environments.test_environments:HostSession", {}, "is no Environment"),
+        ("tests.unit.environments.test_environments:Nothing", {}, "cannot be imported"),
+        ("nowhere.at_all:Nothing", {}, "cannot be imported.* -- pip install"),
+    ],
+)
+def test_a_plug_in_that_does_not_work_is_named(
+    monkeypatch: pytest.MonkeyPatch, value: str, options: dict[str, Any], message: str
+) -> None:
+    point = EntryPoint(name="mine", value=value, group=registry.GROUP)
+    monkeypatch.setattr(registry, "entry_points", lambda group: [point])
+    with pytest.raises(ConfigError, match=f"domain 'd': .*{message}"):
+        make(DomainConfig(name="d", environment="mine", options=options))
+
+
+@pytest.mark.parametrize("arguments", ['{"code": "\\ud800"}', "{}", '{"code": [1]}'])
+async def test_code_that_is_no_text_is_the_policys_mistake(arguments: str) -> None:
+    call = events_pb2.ToolCall(name="python", arguments_json=arguments)
+    outcome = await call_python(HostSession(), call, timeout_s=1.0)
+    assert outcome.status == events_pb2.TOOL_STATUS_INVALID
+    assert "missing or not text" in outcome.content
 
 
 def test_the_built_in_environments_are_registered() -> None:
