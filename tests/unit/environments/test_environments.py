@@ -329,7 +329,7 @@ def test_a_plug_in_that_does_not_work_is_named(
 
 
 @pytest.mark.parametrize("arguments", ['{"code": "\\ud800"}', "{}", '{"code": [1]}'])
-async def test_code_that_is_no_text_is_the_policys_mistake(arguments: str) -> None:
+async def test_code_that_is_no_text_is_an_invalid_call(arguments: str) -> None:
     call = events_pb2.ToolCall(name="python", arguments_json=arguments)
     outcome = await call_python(HostSession(), call, timeout_s=1.0)
     assert outcome.status == events_pb2.TOOL_STATUS_INVALID
