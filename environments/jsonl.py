@@ -40,12 +40,17 @@ from rollstream.v1 import events_pb2
 _HELD_OUT_SHARE = 8
 _MAX_LINE_BYTES = 16 << 20
 _CHECK_TIMEOUT_S = 20.0
+_ROLES = {
+    "system": events_pb2.ROLE_SYSTEM,
+    "user": events_pb2.ROLE_USER,
+    "assistant": events_pb2.ROLE_ASSISTANT,
+}
 
 
 class _Message(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    role: Literal["system", "user"]
+    role: Literal["system", "user", "assistant"]
     content: str
 
 
@@ -70,6 +75,8 @@ class _Line(BaseModel):
     def _complete(self) -> _Line:
         if (self.prompt is None) == (not self.messages):
             raise ValueError("give either prompt or messages")
+        if self.messages and self.messages[-1].role != "user":
+            raise ValueError("messages: the last one must be the user's")
         if (self.answer is None) == (self.check is None):
             raise ValueError("give either answer or check")
         for path in self.files:
@@ -202,8 +209,7 @@ def _problem(detail: Any) -> str:
 def _prompt(line: _Line) -> tuple[events_pb2.Message, ...]:
     if line.prompt is not None:
         return (text_message(events_pb2.ROLE_USER, line.prompt),)
-    roles = {"system": events_pb2.ROLE_SYSTEM, "user": events_pb2.ROLE_USER}
-    return tuple(text_message(roles[m.role], m.content) for m in line.messages)
+    return tuple(text_message(_ROLES[m.role], m.content) for m in line.messages)
 
 
 async def _run_check(session: SandboxSession | None, check: str, said: str) -> events_pb2.Evidence:

@@ -19,6 +19,7 @@ from environments.reasoning_gym import _evaluates
 from environments.registry import make, names
 from environments.tasks import TaskOrigin, evaluation_task, training_task
 from rollstream.codecs import text_message, text_of
+from rollstream.config import load
 from rollstream.config.model import DomainConfig
 from rollstream.errors import ConfigError
 from rollstream.v1 import events_pb2
@@ -206,6 +207,7 @@ def test_the_splits_lose_no_line(tmp_path: Path) -> None:
         ({"answer": 1}, "give either prompt or messages"),
         ({"prompt": "a", "answer": 1, "colour": "red"}, "colour: Extra inputs"),
         ({"messages": [{"role": "robot", "content": "x"}], "answer": 1}, "role"),
+        ({"messages": [{"role": "assistant", "content": "x"}], "answer": 1}, "must be the user's"),
         ({"prompt": "a", "answer": True}, "True is neither text nor number"),
         ('{"prompt": "a", "answer": NaN}', "finite number"),
         ({"prompt": "a", "answer": 1, "files": {"../x": ""}}, "'../x' is no path inside"),
@@ -338,3 +340,13 @@ async def test_code_that_is_no_text_is_an_invalid_call(arguments: str) -> None:
 
 def test_the_built_in_environments_are_registered() -> None:
     assert {"demo-arithmetic", "jsonl", "reasoning-gym"} <= set(names())
+
+
+def test_the_examples_are_sound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path(__file__).parents[3])
+    config = load(["examples/jsonl.toml"], environ={})
+    environment = make(config.domains[0])
+    for split in ("train", "held-out"):
+        items = list(environment.tasks(seed=0, split=split))
+        assert len(items) >= config.evaluation.tasks
+        assert all(isinstance(item, TaskSpec) for item in items)
