@@ -7,7 +7,7 @@ export OMP_NUM_THREADS := 1
 PACKAGES := rollstream environments sandboxes producers rollouts processors trainer trajectories evaluation
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-test demo test test-train test-demo test-gpu lint format type bench protos proto-check up down doctor clean
+.PHONY: help setup setup-test demo test test-train test-demo test-gpu lint format type bench protos proto-check lock hooks up down doctor clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -44,11 +44,17 @@ format: setup-test ## Format the code
 type: setup-test ## mypy, strict
 	@$(V)/mypy
 
+lock: setup-test ## Pin requirements/*.in again, with hashes
+	@$(V)/python tools/lock.py
+
+hooks: setup-test ## Quick checks on each git commit (pre-commit)
+	@$(V)/pre-commit install
+
 protos: setup-test ## Generate the code of protos/
 	@$(V)/python -m grpc_tools.protoc -Iprotos --python_out=. --pyi_out=. protos/rollstream/v1/*.proto
 	@$(V)/python -m grpc_tools.protoc -Iprotos --grpc_python_out=. protos/rollstream/v1/sandbox.proto
 
-proto-check: setup-test ## Generated code is up to date; buf lint; buf breaking against the last commit
+proto-check: setup-test ## Generated code is up to date; buf lint; buf breaking against the version before
 	@$(V)/python tools/proto_check.py
 
 bench: setup-test ## Benchmarks (ONLY=prefix runs a part); writes bench/results.json
@@ -64,4 +70,4 @@ doctor: setup ## What this machine can do
 	@$(V)/rollstream doctor
 
 clean: ## Remove runs, caches and the virtual environment
-	rm -rf runs .rollstream .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build
+	rm -rf runs .rollstream .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .setup.lock dist build
