@@ -52,7 +52,11 @@ class Books:
 
 
 def balance(ledger: Ledger) -> Books:
-    """The books of a ledger."""
+    """The books of a ledger.
+
+    What is known twice counts once: the trainer's word stands above a dead letter, and that above
+    the group's (which calls "missing" what was dead-lettered).
+    """
     trained, dead, in_flight = 0, 0, 0
     dropped: Counter[str] = Counter()
     for rollout in ledger.produced:
@@ -84,12 +88,17 @@ def _problems(ledger: Ledger) -> list[str]:
     unknown = sorted(
         (set(ledger.closed) | set(ledger.trained) | set(ledger.refused)) - set(ledger.produced)
     )
+    closed_groups = {ledger.produced[r] for r in ledger.closed if r in ledger.produced}
+    unlisted = [
+        r for r, g in ledger.produced.items() if g in closed_groups and r not in ledger.closed
+    ]
     unclosed = sorted((set(ledger.trained) | set(ledger.refused)) - set(ledger.closed))
     found = [
         ("trained in two steps", twice),
         ("trained and dropped by the trainer", both),
         ("trained although their group had dropped them", after_drop),
         ("finished and never produced", unknown),
+        ("not listed by their closed group", unlisted),
         ("used by the trainer and in no closed group", unclosed),
     ]
     words = [f"{len(r)} samples {what}: {', '.join(r[:3])}" for what, r in found if r]
@@ -109,7 +118,7 @@ SELECT rollout_id, groupUniqArray(event_id) FROM training_samples FINAL
 WHERE run_id = {run:String} AND drop_reason = '' GROUP BY rollout_id
 """
 _REFUSED = """
-SELECT rollout_id, any(drop_reason) FROM training_samples FINAL
+SELECT rollout_id, max(drop_reason) FROM training_samples FINAL
 WHERE run_id = {run:String} AND drop_reason != '' GROUP BY rollout_id
 """
 _DEAD = """
@@ -135,10 +144,13 @@ def read_ledger(client: Any, run_id: str) -> Ledger:
     def rows(query: str) -> Any:
         return client.query(query, parameters={"run": run_id}).result_rows
 
+    # Against the flow: what is written meanwhile is at worst still in flight, and not a sample that
+    # was finished and never produced.
+    trained, refused, closed, letters = map(rows, (_TRAINED, _REFUSED, _CLOSED, _DEAD))
     tasks = rows(_TASKS)
     size = {task: group_size for task, _, group_size in tasks}
     dead: set[str] = set()
-    for task, rollout, _ in rows(_DEAD):
+    for task, rollout, _ in letters:
         lost = [rollout] if rollout else [ids.rollout_id(task, i) for i in range(size.get(task, 0))]
         dead.update(lost)
     return Ledger(
@@ -147,9 +159,9 @@ def read_ledger(client: Any, run_id: str) -> Ledger:
             for task, group, group_size in tasks
             for index in range(group_size)
         },
-        closed=dict(rows(_CLOSED)),
-        trained={rollout: frozenset(events) for rollout, events in rows(_TRAINED)},
-        refused=dict(rows(_REFUSED)),
+        closed=dict(closed),
+        trained={rollout: frozenset(events) for rollout, events in trained},
+        refused=dict(refused),
         dead=frozenset(dead),
         gaps=tuple(
             f"the sink never wrote offsets {previous + 1}..{first - 1} of {topic}/{partition}"

@@ -44,6 +44,10 @@ class ChunkBuilder:
     def held_bytes(self) -> int:
         return self._bytes
 
+    @property
+    def held_records(self) -> int:
+        return len(self._held)
+
     def add(self, record: Record) -> list[Chunk]:
         """Take in a record; the chunks that are complete now."""
         done = []

@@ -8,19 +8,24 @@ from __future__ import annotations
 import contextlib
 import csv
 import json
+import math
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
+import psutil
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from rollstream.config import Config, load
-from rollstream.errors import ConfigError, RollstreamError
+from rollstream.errors import ConfigError, InfraError, RollstreamError
 from rollstream.process import die_with_parent
 from rollstream.supervisor.ports import resolve
 
@@ -29,14 +34,21 @@ RunOption = Annotated[
 ]
 _FORMATS = ("table", "json", "csv", "tsv")
 _START_S = 60.0
+_STOP_S = 30.0
+_ANSWER_S = 10.0
 _PROBE_S = 0.5
+_POLL_S = 0.05
+# Where the output is not a terminal no row is folded.
+_WIDE = 100_000
 
 
 def sql(
     query: Annotated[str, typer.Argument(help="SQL, in ClickHouse's dialect.")],
     *,
     run: RunOption = "latest",
-    output: Annotated[str, typer.Option("--format", "-f", help="table, json, csv, tsv.")] = "table",
+    output: Annotated[
+        str, typer.Option("--format", "-f", help="table, json (lines), csv, tsv.")
+    ] = "table",
 ) -> None:
     """Ask a run's store."""
     if output not in _FORMATS:
@@ -55,11 +67,19 @@ def audit(
     *, run: RunOption = "latest", as_json: Annotated[bool, typer.Option("--json")] = False
 ) -> None:
     """Balance the books of a run. Exit status 0 only when they do."""
+    from clickhouse_connect.driver.exceptions import ClickHouseError
+
     from trajectories.accounting import balance, read_ledger
 
     config = run_config(run)
     with opened_store(config) as client:
-        books = balance(read_ledger(client, config.run.id))
+        try:
+            books = balance(read_ledger(client, config.run.id))
+        except ClickHouseError as error:
+            raise SqlError(
+                f"the store of run {config.run.id!r} has no books: {_short(str(error))}",
+                hint="has the sink been running?",
+            ) from None
     if as_json:
         typer.echo(json.dumps({**asdict(books), "balanced": books.balanced}))
     else:
@@ -89,17 +109,24 @@ def run_config(run: str) -> Config:
 @contextlib.contextmanager
 def opened_store(config: Config) -> Iterator[Any]:
     """A client of the run's store, which is started for the time of the block if need be."""
-    from rollstream.errors import InfraError
     from trajectories.client import store_client
 
+    if config.store.mode != "embedded":
+        yield store_client(config)
+    elif _runs(config):
+        yield store_client(config, budget_s=_ANSWER_S)
+    else:
+        with _temporary_store(config) as started:
+            yield store_client(started, budget_s=_START_S)
+
+
+def _runs(config: Config) -> bool:
+    """Whether the run's own store is up: what answers on its port may by now be another run's."""
     try:
-        yield store_client(config, budget_s=_PROBE_S)
-        return
-    except InfraError:
-        if config.store.mode != "embedded":
-            raise
-    with _temporary_store(config) as started:
-        yield store_client(started, budget_s=_START_S)
+        said = json.loads((config.run.dir / "services" / "store.json").read_bytes())
+        return "trajectories.store_main" in psutil.Process(int(said["pid"])).cmdline()
+    except (OSError, ValueError, KeyError, psutil.Error):
+        return False
 
 
 @contextlib.contextmanager
@@ -110,40 +137,76 @@ def _temporary_store(config: Config) -> Iterator[Config]:
     store = resolve(
         free.model_copy(update={"bus": config.bus.model_copy(update={"port": 0})})
     ).store
+    started = config.model_copy(update={"store": store})
+    log = config.run.dir / "logs" / "store-query.log"
+    log.parent.mkdir(exist_ok=True)
     command = [sys.executable, "-m", "trajectories.store_main"]
     command += ["--config", str(config.run.dir / "config.toml")]
     command += ["--set", f"store.port={store.port}", "--set", f'run.dir="{config.run.dir}"']
-    with (config.run.dir / "logs" / "store-query.log").open("ab") as sink:
+    with log.open("wb") as sink:
         process = subprocess.Popen(command, stdout=sink, stderr=sink, preexec_fn=die_with_parent())
     try:
-        yield config.model_copy(update={"store": store})
+        _wait_serving(started, process, log)
+        yield started
     finally:
         process.terminate()
-        process.wait(30)
+        try:
+            process.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _wait_serving(config: Config, process: subprocess.Popen[bytes], log: Path) -> None:
+    """Wait until the store that was started listens; ``InfraError`` with its last word when it does
+    not.
+    """
+    deadline = time.monotonic() + _START_S
+    while time.monotonic() < deadline and process.poll() is None:
+        with contextlib.suppress(OSError):
+            socket.create_connection((config.store.host, config.store.port), _PROBE_S).close()
+            return
+        time.sleep(_POLL_S)
+    said = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    raise InfraError(f"the run's store did not start: {said[-1] if said else 'no output'}")
 
 
 def _print(result: Any, output: str) -> None:
     names, rows = result.column_names, result.result_rows
     if output == "json":
         for row in rows:
-            typer.echo(json.dumps(dict(zip(names, row, strict=True)), default=str))
+            typer.echo(json.dumps({n: _plain(v) for n, v in zip(names, row, strict=True)}))
     elif output in ("csv", "tsv"):
-        writer = csv.writer(sys.stdout, delimiter="," if output == "csv" else "\t")
+        delimiter = "," if output == "csv" else "\t"
+        writer = csv.writer(sys.stdout, delimiter=delimiter, lineterminator="\n")
         writer.writerow(names)
         writer.writerows(rows)
     else:
         table = Table(box=None, pad_edge=False, header_style="bold")
         for name in names:
-            table.add_column(name, overflow="fold")
+            table.add_column(Text(name), overflow="fold")
         for row in rows:
             table.add_row(*(_cell(value) for value in row))
-        Console().print(table)
+        Console(width=None if sys.stdout.isatty() else _WIDE).print(table)
 
 
-def _cell(value: Any) -> str:
+def _plain(value: Any) -> Any:
+    """A value as JSON has it: what is not a number is null there, and times are text."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    if isinstance(value, dict):
+        return {str(k): _plain(v) for k, v in value.items()}
+    return value if isinstance(value, (str, int, bool, type(None))) else str(value)
+
+
+def _cell(value: Any) -> Text:
+    """A value for a person. What a model wrote is neither markup nor a terminal's control codes."""
     if value is None:
-        return "null"
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+        return Text("null", style="dim")
+    text = f"{value:.6g}" if isinstance(value, float) else str(value)
+    return Text(text.replace("\x1b", "\\x1b"))
 
 
 def _show_books(books: Any) -> None:
@@ -157,7 +220,7 @@ def _show_books(books: Any) -> None:
     console = Console()
     console.print(table)
     for problem in books.problems:
-        console.print(f"[red]{problem}[/]", highlight=False)
+        console.print(Text(problem, style="red"), highlight=False)
     console.print("[green]balanced[/]" if books.balanced else "[bold red]NOT balanced[/]")
 
 

@@ -16,9 +16,10 @@ def store_client(config: Config, *, budget_s: float = 60.0, database: str | None
     """A clickhouse-connect client of the run's database.
 
     Raises:
-        InfraError: the store did not answer within ``budget_s``.
+        InfraError: the store did not answer within ``budget_s``, or answered with an error.
     """
     import clickhouse_connect
+    from clickhouse_connect.driver.exceptions import DatabaseError, OperationalError
 
     # It logs every refused connection, which while the store starts are many and mean nothing.
     logging.getLogger("clickhouse_connect").setLevel(logging.CRITICAL)
@@ -37,6 +38,11 @@ def store_client(config: Config, *, budget_s: float = 60.0, database: str | None
                 autogenerate_session_id=False,
             )
         except Exception as error:
+            if isinstance(error, DatabaseError) and not isinstance(error, OperationalError):
+                raise InfraError(
+                    f"the store at {store.host}:{store.port} refuses: {error}",
+                    hint="check store.username, store.password and store.database",
+                ) from error
             if time.monotonic() > deadline:
                 raise InfraError(
                     f"the store at {store.host}:{store.port} does not answer: {error}",

@@ -15,20 +15,25 @@ import numpy as np
 from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from rollstream import codecs, topics
+from rollstream import codecs, ids, topics
 from rollstream.codecs import text_of
+from rollstream.errors import ContractError
 from rollstream.v1 import events_pb2, policy_pb2
 
 Row = tuple[Any, ...]
 Rows = list[tuple[str, Row]]
 
+# A number beyond it is a broken event: its ids alone would fill the memory.
+_MAX_GROUP = 1 << 16
+# What DateTime64 holds.
+_FIRST_YEAR, _LAST_YEAR = 1900, 2261
 _ORIGIN = ("_log", "_topic", "_partition", "_offset")
 
 COLUMNS: dict[str, tuple[str, ...]] = {
     "tasks": (
         "run_id", "task_id", "group_id", "domain", "purpose", "tier", "suite", "group_size",
-        "difficulty", "source", "source_index", "epoch", "prompt", "verifier", "occurred_at",
-        *_ORIGIN,
+        "rollout_ids", "difficulty", "source", "source_index", "epoch", "prompt", "verifier",
+        "occurred_at", *_ORIGIN,
     ),
     "trajectories": (
         "run_id", "rollout_id", "attempt", "task_id", "group_id", "sample_index", "domain",
@@ -105,16 +110,26 @@ class Origin:
 
 
 def rows_of(event: Message, origin: Origin) -> Rows:
-    """The rows of one event."""
+    """The rows of one event.
+
+    Raises:
+        ContractError: a value that no column can hold.
+    """
     return _CONVERTERS[origin.topic](event, origin)
 
 
 def _task(task: events_pb2.Task, origin: Origin) -> Rows:
+    if task.group_size > _MAX_GROUP:
+        raise ContractError(
+            f"{origin.topic}: {task.task_id} asks for {task.group_size} rollouts",
+            hint=f"a group has at most {_MAX_GROUP}",
+        )
+    rollouts = [ids.rollout_id(task.task_id, index) for index in range(task.group_size)]
     prompt = "\n\n".join(text_of(message) for message in task.prompt)
     row = (
         task.header.run_id, task.task_id, task.group_id, task.domain, _purpose(task.purpose),
-        _name(events_pb2.Tier, task.tier, "TIER_"), task.suite, task.group_size, task.difficulty,
-        task.source, task.index, task.epoch, prompt, task.verifier.name,
+        _name(events_pb2.Tier, task.tier, "TIER_"), task.suite, task.group_size, rollouts,
+        task.difficulty, task.source, task.index, task.epoch, prompt, task.verifier.name,
         _time(task.header.occurred_at), *origin.columns,
     )  # fmt: skip
     return [("tasks", row)]
@@ -283,4 +298,12 @@ def _validity(value: int) -> str:
 
 
 def _time(stamp: Timestamp) -> datetime:
-    return datetime.fromtimestamp(stamp.seconds + stamp.nanos / 1e9, tz=UTC)
+    try:
+        time = stamp.ToDatetime(tzinfo=UTC)
+    except (ValueError, OverflowError) as error:
+        raise ContractError(
+            f"{stamp.seconds} s and {stamp.nanos} ns are no time: {error}"
+        ) from error
+    if not _FIRST_YEAR <= time.year <= _LAST_YEAR:
+        raise ContractError(f"{time.isoformat()} is out of range: {_FIRST_YEAR} to {_LAST_YEAR}")
+    return time

@@ -1,15 +1,17 @@
 """The sink: every event of every topic as rows in ClickHouse, exactly once.
 
-The table ``ingested`` is the commit log. A chunk's rows are inserted first, each table under the
-chunk's token; then its line in ``ingested``. On start the sink goes on after the last line. A crash
-in between repeats the inserts: the tokens make them no-ops, and where a chunk is cut differently
-the second time, the tables' keys do. An event that cannot be decoded is a dead letter, and its
-offset is counted in ``ingested.broken``, so that there is no gap.
+The table ``ingested`` is the commit log (see ``trajectories.writer``): on start the sink goes on
+after its last line. An event that cannot be decoded is a dead letter, and its offset is counted in
+``ingested.broken``, so that there is no gap.
+
+While the store does not answer, one chunk is tried again and nothing more is read: what is held is
+bounded by one poll and by ``store.chunk_bytes``. After two minutes the sink ends, and begins again
+at the same place.
 
 | task | waits for | unblocked by |
 |---|---|---|
 | main loop | records, or ``flush_interval_s`` | Kafka, time |
-| inserts (in a thread) | the store | the store; retried until it answers |
+| conversion and inserts (in a thread) | the blob store, the store | they; tried again till then |
 """
 
 from __future__ import annotations
@@ -17,9 +19,8 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections import defaultdict
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 import stamina
 import structlog
@@ -28,14 +29,13 @@ from rollstream import lifecycle
 from rollstream.bus import Consumer, Producer, Record
 from rollstream.bus.deadletters import dead_letter, send_dead_letter
 from rollstream.bus.kafka import KafkaBus
-from rollstream.errors import ContractError, InfraError
+from rollstream.errors import ConfigError, ContractError, InfraError
 from rollstream.lifecycle import Service, ServiceContext
-from rollstream.telemetry import extract
 from rollstream.topics import ALL, BY_NAME, DEAD_LETTERS
 from trajectories.chunks import Chunk, ChunkBuilder
 from trajectories.client import store_client
 from trajectories.migrations import migrate
-from trajectories.rows import COLUMNS, Origin, Row, rows_of
+from trajectories.writer import ChunkWriter
 
 log = structlog.get_logger(__name__)
 
@@ -44,7 +44,8 @@ _LAG_EVERY_S = 1.0
 # A line in `ingested` must not overtake its rows; the store is asked again for this long before the
 # sink restarts (and begins at the same place).
 _STORE_BUDGET_S = 120.0
-_SETTINGS = {"async_insert": 0, "deduplicate_blocks_in_dependent_materialized_views": 1}
+_RETRY_S = 2.0
+T = TypeVar("T")
 
 
 class Sink(Service):
@@ -74,8 +75,8 @@ class Sink(Service):
         }
 
     async def run(self) -> None:
-        self._log = await self._bus.cluster_id()
-        self._client = await asyncio.to_thread(self._open_store)
+        log_id = await self._log_id()
+        self._writer = await asyncio.to_thread(self._open_store, log_id)
         producer = self._bus.producer(client_id="sink")
         consumer = self._bus.consumer(ALL, client_id="sink")
         await producer.start()
@@ -88,24 +89,41 @@ class Sink(Service):
             await consumer.stop()
             await producer.stop()
 
-    def _open_store(self) -> Any:
+    async def _log_id(self) -> str:
+        """Names the log whose offsets are stored: a cluster, and the topics of one prefix on it."""
+        prefix = self.config.bus.topic_prefix
+        cluster = await self._bus.cluster_id()
+        return f"{cluster}:{prefix}" if prefix else cluster
+
+    def _open_store(self, log_id: str) -> ChunkWriter:
         database = self.config.store.database
         root = store_client(self.config, database="default")
         root.command(f"CREATE DATABASE IF NOT EXISTS `{database}`")
         client = store_client(self.config)
         migrate(client, database)
-        return client
+        return ChunkWriter(client, log=log_id)
 
     async def _seek(self, consumer: Consumer) -> None:
-        """Go on after what the store holds of this broker's log."""
-        query = (
-            "SELECT _topic, _partition, max(last) FROM ingested WHERE _log = {log:String}"
-            " GROUP BY _topic, _partition"
-        )
-        result = await asyncio.to_thread(self._client.query, query, parameters={"log": self._log})
-        for name, partition, last in result.result_rows:
-            if name in BY_NAME:
-                consumer.seek(BY_NAME[name], partition, last + 1)
+        """Go on after what the store holds of this log.
+
+        Raises:
+            ConfigError: the log is shorter than what the store holds of it.
+        """
+        stored = await asyncio.to_thread(self._writer.stored)
+        if not stored:
+            return
+        for at in await consumer.positions():
+            last = stored.get((at.topic, at.partition))
+            if last is None:
+                continue
+            if last >= at.end:
+                # Its offsets name other events now, which the tokens would take for repeats.
+                raise ConfigError(
+                    f"{at.topic}/{at.partition} ends at offset {at.end} and the store has it up to"
+                    f" {last}: the topic was made anew, or the broker lost its tail",
+                    hint="use another bus.topic_prefix, or another store.database",
+                )
+            consumer.seek(BY_NAME[at.topic], at.partition, last + 1)
 
     async def _serve(self, consumer: Consumer, producer: Producer) -> None:
         store = self.config.store
@@ -118,7 +136,7 @@ class Sink(Service):
             for chunk in self._collect(records):
                 await self._insert(chunk, producer)
             now = time.monotonic()
-            if now - flushed >= store.flush_interval_s:
+            if now - flushed >= store.flush_interval_s or self._held_bytes() > store.chunk_bytes:
                 await self._flush(producer)
                 flushed = now
             if now - lagged >= _LAG_EVERY_S:
@@ -139,44 +157,37 @@ class Sink(Service):
             chunks += builder.add(record)
         return chunks
 
+    def _held_bytes(self) -> int:
+        return sum(builder.held_bytes for builder in self._builders.values())
+
     async def _flush(self, producer: Producer) -> None:
         for builder in self._builders.values():
             for chunk in builder.flush():
                 await self._insert(chunk, producer)
 
     async def _measure_lag(self, consumer: Consumer) -> None:
-        held = sum(1 for builder in self._builders.values() if builder.held_bytes)
-        behind = sum(p.end - p.position for p in await consumer.positions())
+        try:
+            behind = sum(p.end - p.position for p in await consumer.positions())
+        except InfraError as error:
+            # Reading goes on by itself once the broker is back; the lag is only shown.
+            log.warning("lag not known", error=str(error))
+            return
+        held = sum(builder.held_records for builder in self._builders.values())
         self._lag_records = behind + held
 
     async def _insert(self, chunk: Chunk, producer: Producer) -> None:
-        tables, broken = await self._convert(chunk, producer)
+        token = chunk.token(self._writer.log)
+        converted = await self._again(
+            lambda: self._writer.convert(chunk, self._bus.decode), f"reading {token}"
+        )
+        for record, error in converted.broken:
+            await self._bury(record, error, producer)
         started = time.monotonic()
-        try:
-            await asyncio.to_thread(self._write, chunk, tables, broken)
-        except Exception as error:
-            raise InfraError(
-                f"the store refused {chunk.token(self._log)} for {_STORE_BUDGET_S:.0f} s: {error}",
-                hint="is the store up, and is there space?",
-            ) from error
+        await self._again(lambda: self._writer.write(chunk, converted), f"inserting {token}")
         self._records += len(chunk.records)
-        self._rows += sum(len(rows) for rows in tables.values())
-        log.debug("chunk", token=chunk.token(self._log), s=round(time.monotonic() - started, 3))
-
-    async def _convert(self, chunk: Chunk, producer: Producer) -> tuple[dict[str, list[Row]], int]:
-        """Rows by table, in the order in which the tables are to be written; and broken records."""
-        tables: dict[str, list[Row]] = defaultdict(list)
-        broken = 0
-        for record in chunk.records:
-            try:
-                event = self._bus.decode(record)
-                for table, row in rows_of(event, _origin(record, self._log)):
-                    tables[table].append(row)
-            except ContractError as error:
-                broken += 1
-                await self._bury(record, error, producer)
-        self._broken += broken
-        return tables, broken
+        self._broken += len(converted.broken)
+        self._rows += converted.rows
+        log.debug("chunk", token=token, s=round(time.monotonic() - started, 3))
 
     async def _bury(self, record: Record, error: ContractError, producer: Producer) -> None:
         log.error("broken", topic=record.topic, offset=record.offset, error=str(error))
@@ -185,41 +196,29 @@ class Sink(Service):
         letter = dead_letter(record, error, service=self.name, run_id=self.config.run.id)
         await send_dead_letter(producer, letter)
 
-    @stamina.retry(on=Exception, attempts=None, timeout=_STORE_BUDGET_S, wait_max=2.0)
-    def _write(self, chunk: Chunk, tables: Mapping[str, list[Row]], broken: int) -> None:
-        token = chunk.token(self._log)
-        for table, rows in tables.items():
-            self._put(table, rows, f"{token}:{table}")
-        line = (
-            self._log, chunk.topic, chunk.partition, chunk.first, chunk.last,
-            len(chunk.records), broken,
-        )  # fmt: skip
-        self._put("ingested", [line], token)
-
-    def _put(self, table: str, rows: list[Row], token: str) -> None:
-        self._client.insert(
-            table,
-            rows,
-            column_names=COLUMNS[table],
-            settings={**_SETTINGS, "insert_deduplication_token": token},
-        )
+    async def _again(self, work: Callable[[], T], what: str) -> T:
+        """Do ``work`` in a thread until it succeeds, or the budget is spent."""
+        try:
+            async for attempt in stamina.retry_context(
+                on=_may_pass, attempts=None, timeout=_STORE_BUDGET_S, wait_max=_RETRY_S
+            ):
+                with attempt:
+                    return await asyncio.to_thread(work)
+        except Exception as error:
+            if not _may_pass(error):
+                raise
+            raise InfraError(
+                f"{what} failed for {_STORE_BUDGET_S:.0f} s: {error}",
+                hint="is the store up, and is there space?",
+            ) from error
+        raise AssertionError("stamina ends by returning or raising")
 
 
-def _origin(record: Record, log_id: str) -> Origin:
-    return Origin(
-        log=log_id,
-        topic=record.topic,
-        partition=record.partition,
-        offset=record.offset,
-        trace_id=_trace_id(record),
-    )
+def _may_pass(error: Exception) -> bool:
+    """Whether trying again may help: the store or the blob store refused, or was not there."""
+    from clickhouse_connect.driver.exceptions import ClickHouseError
 
-
-def _trace_id(record: Record) -> str:
-    from opentelemetry import trace
-
-    span = trace.get_current_span(extract(record.headers)).get_span_context()
-    return f"{span.trace_id:032x}" if span.is_valid else ""
+    return isinstance(error, (ClickHouseError, InfraError, OSError))
 
 
 if __name__ == "__main__":

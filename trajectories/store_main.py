@@ -16,7 +16,8 @@ from aiohttp import web
 from rollstream import lifecycle
 from rollstream.errors import ConfigError
 from rollstream.lifecycle import Service, ServiceContext
-from trajectories.store_service import ChdbEngine, make_app
+from trajectories.store_engine import ChdbEngine
+from trajectories.store_service import make_app
 
 log = structlog.get_logger(__name__)
 
@@ -34,7 +35,9 @@ class Store(Service):
                 "the store service is for store.mode=embedded",
                 hint="an external ClickHouse needs no store service",
             )
-        self._engine = ChdbEngine(Path(store.path or self.config.run.dir / "store"))
+        self._engine = ChdbEngine(
+            Path(store.path or self.config.run.dir / "store"), timeout_s=store.request_timeout_s
+        )
         self._serving = False
 
     def ready(self) -> bool:
@@ -49,7 +52,7 @@ class Store(Service):
     async def run(self) -> None:
         store = self.config.store
         await self._engine.open()
-        runner = web.AppRunner(make_app(self._engine), access_log=None)
+        runner = web.AppRunner(make_app(self._engine), access_log=None, auto_decompress=False)
         await runner.setup()
         site = web.TCPSite(runner, store.host, store.port)
         try:

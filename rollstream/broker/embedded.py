@@ -186,8 +186,10 @@ class EmbeddedBroker:
 
     def _format(self, command: list[str], properties: Path) -> None:
         cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        command = [*command, "kafka.tools.StorageTool", "format", "-c", str(properties)]
         done = subprocess.run(
-            [*command, "kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(properties)],
+            # One in 64 ids begins with "-": it must not stand alone.
+            [*command, f"--cluster-id={cluster}"],
             capture_output=True,
             text=True,
             timeout=_FORMAT_S,

@@ -2,9 +2,9 @@
 --
 -- _log, _topic, _partition, _offset: where the row came from (_log names the broker's log, so that a fresh broker's offsets
 -- never collide with an old one's). ReplacingMergeTree by the natural key is the last net below deduplication tokens; views
--- read FINAL, so that a row that came twice counts once.
+-- read FINAL, so that a row that came twice counts once. IF NOT EXISTS: a migration that was interrupted begins anew.
 
-CREATE TABLE tasks
+CREATE TABLE IF NOT EXISTS tasks
 (
     run_id LowCardinality(String),
     task_id String,
@@ -14,6 +14,8 @@ CREATE TABLE tasks
     tier LowCardinality(String),
     suite LowCardinality(String),
     group_size UInt32,
+    -- Ids of its samples, in order of sample_index: they are functions of task_id.
+    rollout_ids Array(String),
     difficulty Float64,
     source String,
     source_index UInt64,
@@ -27,7 +29,7 @@ ENGINE = ReplacingMergeTree
 ORDER BY (run_id, task_id)
 SETTINGS non_replicated_deduplication_window = 10000;
 
-CREATE TABLE trajectories
+CREATE TABLE IF NOT EXISTS trajectories
 (
     run_id LowCardinality(String),
     rollout_id String,
@@ -39,15 +41,19 @@ CREATE TABLE trajectories
     purpose LowCardinality(String),
     suite LowCardinality(String),
     status LowCardinality(String),
+    -- Why it ended: stop, max_turns, max_tokens, wall, context, sandbox_lost, ...
     reason LowCardinality(String),
     error String,
     turns UInt32,
     tool_calls UInt32,
     tool_failures UInt32,
+    -- All positions of all sequences, prompt included; sampled_tokens are the policy's own.
     tokens UInt32,
     sampled_tokens UInt32,
+    -- Weights change while a rollout is in flight: the oldest and the newest version that sampled it.
     policy_version_min UInt64,
     policy_version_max UInt64,
+    -- invalid: the measurement failed, so that there is no reward.
     validity LowCardinality(String),
     evidence Map(LowCardinality(String), Float64),
     temperature Float64,
@@ -56,6 +62,7 @@ CREATE TABLE trajectories
     finished_at DateTime64(6, 'UTC') CODEC(Delta, ZSTD(1)),
     worker_id LowCardinality(String),
     sandbox_id String,
+    -- W3C trace id, 32 hex digits; empty when the event carried none.
     trace_id String,
     _log LowCardinality(String), _topic LowCardinality(String), _partition UInt32, _offset UInt64 CODEC(Delta, ZSTD(1)),
     INDEX i_rollout rollout_id TYPE bloom_filter(0.001) GRANULARITY 1
@@ -64,7 +71,7 @@ ENGINE = ReplacingMergeTree(attempt)
 ORDER BY (run_id, group_id, rollout_id)
 SETTINGS non_replicated_deduplication_window = 10000;
 
-CREATE TABLE turns
+CREATE TABLE IF NOT EXISTS turns
 (
     run_id LowCardinality(String),
     rollout_id String,
@@ -85,7 +92,7 @@ ORDER BY (run_id, rollout_id, attempt, turn)
 SETTINGS non_replicated_deduplication_window = 10000;
 
 -- Heavy and apart: read by rollout, never scanned.
-CREATE TABLE tokens
+CREATE TABLE IF NOT EXISTS tokens
 (
     run_id LowCardinality(String),
     rollout_id String,
@@ -94,6 +101,7 @@ CREATE TABLE tokens
     token_ids Array(Int32) CODEC(ZSTD(3)),
     -- Log-probabilities of the sampled tokens, in order.
     logprobs Array(Float32) CODEC(ZSTD(3)),
+    -- Runs of sampled positions (the loss mask), and the policy version of each run.
     sampled_starts Array(UInt32) CODEC(ZSTD(3)),
     sampled_lengths Array(UInt32) CODEC(ZSTD(3)),
     versions Array(UInt64) CODEC(ZSTD(3)),
@@ -104,7 +112,7 @@ ENGINE = ReplacingMergeTree
 ORDER BY (run_id, rollout_id, attempt, sequence)
 SETTINGS non_replicated_deduplication_window = 10000, index_granularity = 1024;
 
-CREATE TABLE scores
+CREATE TABLE IF NOT EXISTS scores
 (
     run_id LowCardinality(String),
     rollout_id String,
@@ -114,6 +122,7 @@ CREATE TABLE scores
     domain LowCardinality(String),
     purpose LowCardinality(String),
     suite LowCardinality(String),
+    -- Weighted sum after gates and clip; normalised by the domain's running statistics, which are kept beside it.
     raw Float64,
     normalised Float64,
     components Map(LowCardinality(String), Float64),
@@ -133,7 +142,7 @@ ENGINE = ReplacingMergeTree(attempt)
 ORDER BY (run_id, group_id, rollout_id)
 SETTINGS non_replicated_deduplication_window = 10000;
 
-CREATE TABLE groups
+CREATE TABLE IF NOT EXISTS groups
 (
     run_id LowCardinality(String),
     group_id String,
@@ -154,7 +163,7 @@ ORDER BY (run_id, group_id)
 SETTINGS non_replicated_deduplication_window = 10000;
 
 -- One row per sample of a closed group: group_size rows a group (more when a trajectory has several sequences).
-CREATE TABLE group_samples
+CREATE TABLE IF NOT EXISTS group_samples
 (
     run_id LowCardinality(String),
     group_id String,
@@ -172,7 +181,7 @@ ENGINE = ReplacingMergeTree
 ORDER BY (run_id, group_id, rollout_id, segment)
 SETTINGS non_replicated_deduplication_window = 10000;
 
-CREATE TABLE training_steps
+CREATE TABLE IF NOT EXISTS training_steps
 (
     run_id LowCardinality(String),
     event_id String,
@@ -190,7 +199,7 @@ ORDER BY (run_id, event_id)
 SETTINGS non_replicated_deduplication_window = 10000;
 
 -- What the trainer did with each sample that reached it.
-CREATE TABLE training_samples
+CREATE TABLE IF NOT EXISTS training_samples
 (
     run_id LowCardinality(String),
     rollout_id String,
@@ -214,7 +223,7 @@ ENGINE = ReplacingMergeTree
 ORDER BY (run_id, rollout_id, segment, event_id)
 SETTINGS non_replicated_deduplication_window = 10000;
 
-CREATE TABLE policy_versions
+CREATE TABLE IF NOT EXISTS policy_versions
 (
     run_id LowCardinality(String),
     policy LowCardinality(String),
@@ -224,6 +233,7 @@ CREATE TABLE policy_versions
     uri String,
     digest String,
     size_bytes UInt64,
+    -- First version (after the warm start) and last version of the run.
     baseline Bool,
     final Bool,
     published_at DateTime64(6, 'UTC'),
@@ -233,7 +243,7 @@ ENGINE = ReplacingMergeTree
 ORDER BY (run_id, policy, version)
 SETTINGS non_replicated_deduplication_window = 10000;
 
-CREATE TABLE evaluations
+CREATE TABLE IF NOT EXISTS evaluations
 (
     run_id LowCardinality(String),
     suite LowCardinality(String),
@@ -255,7 +265,7 @@ ENGINE = ReplacingMergeTree
 ORDER BY (run_id, suite, policy_version, task_id)
 SETTINGS non_replicated_deduplication_window = 10000;
 
-CREATE TABLE curriculum
+CREATE TABLE IF NOT EXISTS curriculum
 (
     run_id LowCardinality(String),
     domain LowCardinality(String),
@@ -270,7 +280,7 @@ ENGINE = ReplacingMergeTree
 ORDER BY (run_id, domain, occurred_at)
 SETTINGS non_replicated_deduplication_window = 10000;
 
-CREATE TABLE dead_letters
+CREATE TABLE IF NOT EXISTS dead_letters
 (
     run_id LowCardinality(String),
     event_id String,
@@ -281,6 +291,7 @@ CREATE TABLE dead_letters
     error_code LowCardinality(String),
     error String,
     hint String,
+    -- The samples that it stands for: one rollout, or (rollout_id empty) all of a task; samples 0: unknown or none.
     task_id String,
     rollout_id String,
     samples UInt32,
@@ -294,7 +305,8 @@ ORDER BY (run_id, event_id)
 SETTINGS non_replicated_deduplication_window = 10000;
 
 -- The commit log of the sink: one row per chunk, written after the chunk's rows. The sink goes on at max(last) + 1.
-CREATE TABLE ingested
+-- broken: records of the chunk that could not be decoded; they are dead letters.
+CREATE TABLE IF NOT EXISTS ingested
 (
     _log LowCardinality(String),
     _topic LowCardinality(String),

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import signal
 import subprocess
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import clickhouse_connect
@@ -25,20 +23,6 @@ from tests.property.test_pipeline import trajectory
 from tests.services import read, send, send_bytes
 from tests.waiting import until
 from trajectories.client import store_client
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Config]:
-    """A store service in a process of its own."""
-    folder = tmp_path / "store-run"
-    folder.mkdir()
-    config = load(overrides=[f'run.dir="{folder}"', f"store.port={free_port()}"], environ={})
-    file = folder / "run.toml"
-    file.write_text(dump(config))
-    process = subprocess.Popen(command(spec_of("store"), file), env=environment())
-    yield config
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(30) == 0
 
 
 def test_the_ordinary_client_works(store: Config) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from trajectories.accounting import Ledger, balance
 
-PRODUCED = {f"r{i}": "g" for i in range(6)}
+PRODUCED = {f"r{i}": "g1" if i < 5 else "g2" for i in range(6)}
 CLOSED = {"r0": "", "r1": "", "r2": "zero_variance", "r3": "missing", "r4": ""}
 TRAINED = {"r0": frozenset({"e1"})}
 REFUSED = {"r1": "stale"}
@@ -36,6 +36,7 @@ def test_every_sample_is_in_one_column() -> None:
         ({"refused": {"r0": "stale"}}, "trained and dropped by the trainer"),
         ({"trained": {"r2": frozenset({"e"})}}, "their group had dropped them"),
         ({"closed": {**CLOSED, "x": ""}}, "finished and never produced"),
+        ({"produced": dict.fromkeys(PRODUCED, "g1")}, "not listed by their closed group"),
         ({"trained": {"r5": frozenset({"e"})}}, "in no closed group"),
         ({"gaps": ("offsets 3..4 of t/0",)}, "offsets 3..4"),
     ],
