@@ -1,11 +1,12 @@
 """The compose file, without an engine: its form, its service graph, and that it fits code and images.
 
-The form is checked against a schema of the parts of the compose specification that the file uses; unknown keys are
-errors there too. The specification's own schema file is in no package registry.
+The form is checked against the compose specification's own schema, in which unknown keys are errors too.
 """
 
 from __future__ import annotations
 
+import copy
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -23,69 +24,8 @@ DOCKERFILE = (ROOT / "deploy" / "Dockerfile").read_text()
 # Not run in compose: ClickHouse takes the place of the embedded store.
 EMBEDDED_ONLY = {"store"}
 
-STRINGS = {"type": "array", "items": {"type": "string"}}
-SERVICE_SCHEMA = {
-    "type": "object",
-    "additionalProperties": False,
-    "required": ["image"],
-    "properties": {
-        "image": {"type": "string"},
-        "build": {
-            "type": "object",
-            "additionalProperties": False,
-            "required": ["context", "dockerfile", "target"],
-            "properties": {n: {"type": "string"} for n in ("context", "dockerfile", "target")},
-        },
-        "command": STRINGS,
-        "entrypoint": STRINGS,
-        "environment": {"type": "object", "additionalProperties": {"type": "string"}},
-        "volumes": STRINGS,
-        "ports": STRINGS,
-        "cap_add": STRINGS,
-        "security_opt": STRINGS,
-        "restart": {"enum": ["no", "always", "on-failure", "unless-stopped"]},
-        "stop_grace_period": {"type": "string", "pattern": r"^\d+(s|m)$"},
-        "depends_on": {
-            "type": "object",
-            "additionalProperties": {
-                "type": "object",
-                "additionalProperties": False,
-                "required": ["condition"],
-                "properties": {
-                    "condition": {
-                        "enum": [
-                            "service_started",
-                            "service_healthy",
-                            "service_completed_successfully",
-                        ]
-                    }
-                },
-            },
-        },
-        "healthcheck": {
-            "type": "object",
-            "additionalProperties": False,
-            "properties": {
-                "test": STRINGS,
-                "interval": {"type": "string"},
-                "timeout": {"type": "string"},
-                "retries": {"type": "integer"},
-                "disable": {"type": "boolean"},
-            },
-        },
-    },
-}
-SCHEMA = {
-    "type": "object",
-    "additionalProperties": False,
-    "required": ["name", "services", "volumes"],
-    "patternProperties": {"^x-": {}},
-    "properties": {
-        "name": {"type": "string", "pattern": "^[a-z0-9][a-z0-9_-]*$"},
-        "services": {"type": "object", "additionalProperties": SERVICE_SCHEMA},
-        "volumes": {"type": "object"},
-    },
-}
+# The compose specification's own schema, as Docker Compose 2.40.3 carries it (Apache-2.0).
+SCHEMA = json.loads((Path(__file__).parent / "compose-spec.json").read_text())
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +39,15 @@ def services(compose: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_the_form(compose: dict[str, Any]) -> None:
-    jsonschema.validate(compose, SCHEMA)
+    jsonschema.Draft7Validator.check_schema(SCHEMA)
+    jsonschema.Draft7Validator(SCHEMA).validate(compose)
+
+
+def test_a_wrong_key_is_seen(compose: dict[str, Any]) -> None:
+    broken = copy.deepcopy(compose)
+    broken["services"]["kafka"]["healthcheck"]["intervall"] = "5s"
+    with pytest.raises(jsonschema.ValidationError, match="intervall"):
+        jsonschema.Draft7Validator(SCHEMA).validate(broken)
 
 
 def test_every_service_of_the_pipeline_is_there_and_runs_itself(services: dict[str, Any]) -> None:
