@@ -45,8 +45,8 @@ def test_the_form(compose: dict[str, Any]) -> None:
 
 def test_a_wrong_key_is_seen(compose: dict[str, Any]) -> None:
     broken = copy.deepcopy(compose)
-    broken["services"]["kafka"]["healthcheck"]["intervall"] = "5s"
-    with pytest.raises(jsonschema.ValidationError, match="intervall"):
+    broken["services"]["kafka"]["healthcheck"]["every"] = "5s"
+    with pytest.raises(jsonschema.ValidationError, match="every"):
         jsonschema.Draft7Validator(SCHEMA).validate(broken)
 
 
