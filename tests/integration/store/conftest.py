@@ -19,10 +19,11 @@ from trajectories.migrations import migrate
 
 
 @contextlib.contextmanager
-def serving(folder: Path) -> Iterator[Config]:
+def serving(folder: Path, *, port: int = 0) -> Iterator[Config]:
     """A store on ``folder``; it ends well."""
     folder.mkdir(exist_ok=True)
-    config = load(overrides=[f'run.dir="{folder}"', f"store.port={free_port()}"], environ={})
+    port = port or free_port()
+    config = load(overrides=[f'run.dir="{folder}"', f"store.port={port}"], environ={})
     file = folder / "config.toml"
     file.write_text(dump(config))
     process = subprocess.Popen(command(spec_of("store"), file), env=environment())
