@@ -32,6 +32,7 @@ log = structlog.get_logger(__name__)
 
 _REAP_EVERY_S = 1.0
 _RETRY_S = 1.0
+_PING_S = 1.0
 _REMEMBERED_REQUESTS = 10_000
 # Acquire times kept for the median that the live view shows.
 _WINDOW = 256
@@ -177,7 +178,7 @@ class SessionTable:
         await self._places.acquire()
         channel: Channel | None = None
         try:
-            channel = self._take_ready(spec.toolchain, limits)
+            channel = await self._take_ready(spec.toolchain, limits)
             if channel is None:
                 channel = await self._backend.create(spec.toolchain, limits)
             if spec.files:
@@ -204,15 +205,26 @@ class SessionTable:
         self._acquire_s.append(time.monotonic() - started)
         return session
 
-    def _take_ready(self, toolchain: str, limits: SessionLimits) -> Channel | None:
-        """A pooled session, if one with these limits is there and alive."""
+    async def _take_ready(self, toolchain: str, limits: SessionLimits) -> Channel | None:
+        """A pooled session, if one with these limits is there and answers.
+
+        It is asked, not looked at: a member that has just died may not have been reaped yet.
+        """
         channels = self._ready.get(toolchain)
         if channels is None or limits != self._defaults:
             return None
         self._wanted[toolchain].set()
         while channels:
             channel = channels.popleft()
-            if channel.alive:
+            try:
+                await channel.open(timeout_s=_PING_S)
+            except SandboxLostError:
+                await channel.close()
+            except BaseException:
+                # Cancelled meanwhile: it has no owner but us.
+                await channel.close()
+                raise
+            else:
                 return channel
         return None
 
