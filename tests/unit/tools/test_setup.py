@@ -27,6 +27,7 @@ def setup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
         ("VENV", venv),
         ("BIN", venv / "bin"),
         ("STAMP", venv / "rollstream-setup"),
+        ("INSTALLING", venv / "rollstream-installing"),
         ("REQUIREMENTS", tmp_path),
     ):
         monkeypatch.setattr(module, name, value)
@@ -114,6 +115,10 @@ def test_a_torn_moved_or_missing_environment_is_not_taken(setup: ModuleType) -> 
 def test_an_environment_made_here_is_taken(setup: ModuleType) -> None:
     subprocess.run([sys.executable, "-m", "venv", str(setup.VENV)], check=True)
     assert setup.environment_is_whole()
+    pip = next(setup.VENV.glob("lib/python*/site-packages/pip/__init__.py"))
+    pip.rename(pip.with_suffix(".away"))
+    assert not setup.environment_is_whole()
+    pip.with_suffix(".away").rename(pip)
     settings = setup.VENV / "pyvenv.cfg"
     settings.write_text(settings.read_text().replace(str(setup.VENV), "/elsewhere/.venv"))
     assert not setup.environment_is_whole()
@@ -154,3 +159,21 @@ def test_a_failed_step_names_its_command_and_leaves_no_stamp(setup: ModuleType) 
     with pytest.raises(setup.SetupError, match=r"false .* ended with status 1 -- try harder"):
         setup.run(["false"], remedy="try harder")
     assert setup.stamped() == set()
+
+
+def test_packages_that_were_being_installed_are_installed_again(
+    setup: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[tuple[object, ...]] = []
+
+    def killed(*arguments: object) -> None:
+        calls.append(arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(setup, "uv", killed)
+    with pytest.raises(KeyboardInterrupt):
+        setup.install_packages(("runtime",))
+    monkeypatch.setattr(setup, "uv", lambda *arguments: calls.append(arguments))
+    setup.install_packages(("runtime",))
+    setup.install_packages(("runtime",))
+    assert ["--reinstall" in call for call in calls] == [False, True, False]
