@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import json
 import re
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import jsonschema
 import pytest
 import yaml
 
+from rollstream.broker.java import KAFKA
 from rollstream.config import load
 from rollstream.supervisor.services import SERVICES
 
@@ -94,6 +96,13 @@ def test_the_run_fits_the_code_and_the_services(services: dict[str, Any]) -> Non
         section = getattr(config, name)
         assert (section.host, section.health_port) == ("0.0.0.0", 8080), name
         assert ":8080/readyz" in services[name]["healthcheck"]["test"][-1]
+
+
+def test_kafka_and_clickhouse_are_those_of_the_embedded_run(services: dict[str, Any]) -> None:
+    assert services["kafka"]["image"] == f"apache/kafka:{KAFKA.rpartition(':')[2]}"
+    image, _, tag = services["clickhouse"]["image"].partition(":")
+    assert image == "clickhouse/clickhouse-server"
+    assert version("chdb-core").startswith(f"{tag}.")
 
 
 def test_volumes_are_declared(compose: dict[str, Any]) -> None:
