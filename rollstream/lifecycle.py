@@ -31,7 +31,7 @@ import uvloop
 from aiohttp import web
 
 from rollstream import logs, telemetry
-from rollstream.config import Config, load
+from rollstream.config import Config, dump, load
 from rollstream.config.model import ServiceConfig
 from rollstream.errors import ConfigError, RollstreamError
 
@@ -88,9 +88,13 @@ def main(service: type[Service], argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--config", "-c", action="append", default=[], metavar="FILE.toml")
     parser.add_argument("--set", "-s", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--dry-run", action="store_true", help="print the resolved configuration")
     arguments = parser.parse_args(argv)
     try:
         config = load(arguments.config, overrides=arguments.set)
+        if arguments.dry_run:
+            sys.stdout.write(dump(config))
+            return 0
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(serve(service, config))
     except ConfigError as error:

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from producers.main import Producers
 from rollstream.config import dump, load
 from rollstream.errors import ConfigError
+from rollstream.lifecycle import main
 
 
 def _write(path: Path, text: str) -> Path:
@@ -88,3 +90,11 @@ def test_what_is_dumped_loads_to_the_same(tmp_path: Path) -> None:
 def test_the_examples_load() -> None:
     for file in (Path(__file__).parents[3] / "examples").glob("*.toml"):
         assert load([file], environ={}).domains
+
+
+def test_a_service_started_dry_prints_what_it_would_run_with(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(Producers, ["--set", "bus.linger_ms=9", "--dry-run"]) == 0
+    printed = _write(tmp_path / "printed.toml", capsys.readouterr().out)
+    assert load([printed], environ={}).bus.linger_ms == 9
