@@ -22,6 +22,10 @@ class FakeChannel:
     def __init__(self) -> None:
         self.alive = True
 
+    async def open(self, *, timeout_s: float) -> None:
+        if not self.alive:
+            raise SandboxLostError("the session died")
+
     async def close(self) -> None:
         self.alive = False
 
