@@ -44,6 +44,7 @@ class ChunkWriter:
 
     def __init__(self, client: Any, *, log: str) -> None:
         self._client = client
+        self._types: dict[str, Any] = {}
         self.log = log
 
     def stored(self) -> dict[tuple[str, int], int]:
@@ -81,10 +82,15 @@ class ChunkWriter:
         self._put("ingested", [line], token)
 
     def _put(self, table: str, rows: list[Row], token: str) -> None:
+        if table not in self._types:
+            # Asked for once; the client would ask before each insert.
+            context = self._client.create_insert_context(table, column_names=COLUMNS[table])
+            self._types[table] = context.column_types
         self._client.insert(
             table,
             rows,
             column_names=COLUMNS[table],
+            column_types=self._types[table],
             settings={**_SETTINGS, "insert_deduplication_token": token},
         )
 

@@ -79,6 +79,7 @@ class Mortal:
     def __init__(self, client: Any, *, dies_at: int, after: bool) -> None:
         self._client, self._left, self._after = client, dies_at, after
         self.query = client.query
+        self.create_insert_context = client.create_insert_context
 
     def insert(self, *arguments: Any, **options: Any) -> None:
         self._left -= 1
