@@ -222,8 +222,7 @@ class KafkaConsumer(Consumer):
             # A batch of long rollouts may hold the loop between polls; liveness is the heartbeat's
             # matter.
             max_poll_interval_ms=3_600_000,
-            fetch_max_bytes=max(config.max_message_bytes, 64 << 20),
-            max_partition_fetch_bytes=config.max_message_bytes,
+            max_partition_fetch_bytes=config.fetch_bytes,
             isolation_level="read_committed",
         )
         self._client: AIOKafkaConsumer | None = None

@@ -71,6 +71,9 @@ class BusConfig(Section):
     max_message_bytes: Positive = 32 << 20
     # A larger value goes to the blob store and the event carries its reference.
     max_inline_bytes: Positive = 4 << 20
+    # Read ahead per partition; a larger value still arrives. 4 MiB reads a fifth faster than 32 MiB
+    # (measured: what is read stays in the CPU's cache) and bounds a consumer's memory.
+    fetch_bytes: Positive = 4 << 20
     session_timeout_s: float = Field(default=10.0, ge=6.0)
     request_timeout_s: float = Field(default=30.0, gt=0)
     # How long a send or a fetch is retried before it is an InfraError.
