@@ -27,14 +27,19 @@ class GroupingRules:
 
 
 def add(
-    state: events_pb2.GroupState, scored: events_pb2.ScoredTrajectory, rules: GroupingRules
+    state: events_pb2.GroupState,
+    scored: events_pb2.ScoredTrajectory,
+    rules: GroupingRules,
+    *,
+    offset: int,
 ) -> events_pb2.TrainingGroup | None:
     """Take in one scored trajectory (``state`` is updated); the group when this completes it."""
-    if state.closed or any(s.sample_index == scored.sample_index for s in state.scored):
+    if is_known(state, scored.sample_index):
         return None
     if not state.scored:
         state.opened_at_s = scored.header.occurred_at.ToMilliseconds() / 1000.0
     state.scored.add().CopyFrom(scored)
+    state.absorbed[scored.sample_index] = offset
     if len(state.scored) < scored.group_size:
         return None
     return _close(state, rules, events_pb2.CLOSE_REASON_COMPLETE)
@@ -42,7 +47,12 @@ def add(
 
 def is_known(state: events_pb2.GroupState, sample_index: int) -> bool:
     """Whether a sample was taken in before, or comes too late."""
-    return state.closed or any(s.sample_index == sample_index for s in state.scored)
+    return state.closed or sample_index in state.absorbed
+
+
+def is_replay(state: events_pb2.GroupState, sample_index: int, *, offset: int) -> bool:
+    """Whether this very record was taken in before."""
+    return sample_index in state.absorbed and state.absorbed[sample_index] == offset
 
 
 def tick(
@@ -59,7 +69,7 @@ def _close(
 ) -> events_pb2.TrainingGroup:
     scored = sorted(state.scored, key=lambda s: s.sample_index)
     group = _group(scored, rules, reason)
-    state.Clear()
+    state.ClearField("scored")
     state.closed = True
     return group
 

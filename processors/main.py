@@ -2,8 +2,8 @@
 
 | task | waits for | unblocked by |
 |---|---|---|
-| Faust agents | records of ``trajectories`` and ticks | Kafka |
-| ``outbox`` | deliveries | Kafka; then acknowledges |
+| Faust agents | records of ``trajectories`` and ticks; room for them | Kafka; ``batches`` |
+| ``batches`` | records; deliveries | the agents; Kafka |
 | ``ticks`` | a second | time; ticks groups whose deadline has passed |
 
 Failure: when a delivery fails for good or an agent fails, the process ends with status 1 and begins
@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Mapping
-from typing import Any
 
 import structlog
 
@@ -52,8 +51,7 @@ class Processors(Service):
         if processor is None:
             return {}
         return {
-            "events_total": processor.outbox.events_total,
-            "outbox": processor.outbox.waiting,
+            "events_total": processor.events_total,
             "groups_open": len(processor.pipeline.open),
             "dead_letters_total": processor.dead_letters_total,
         }
@@ -66,7 +64,6 @@ class Processors(Service):
         try:
             async with asyncio.timeout(_START_S):
                 await processor.app.start()
-            processor.recover_open_groups()
             self._ready = True
             await self._serve(processor)
         except TimeoutError as error:
@@ -88,13 +85,12 @@ class Processors(Service):
 
     async def _serve(self, processor: ProcessorApp) -> None:
         """Until the wish to stop; an error of any part ends the service."""
-        outbox = asyncio.create_task(processor.outbox.run(), name="outbox")
+        working = asyncio.create_task(processor.run(), name="batches")
         ticks = asyncio.create_task(self._tick(processor), name="ticks")
         stopping = asyncio.create_task(self.context.stopping.wait(), name="stopping")
-        tasks = [outbox, ticks, stopping]
+        tasks = [working, ticks, stopping]
         try:
-            waited: list[asyncio.Future[Any]] = [*tasks, processor.failure]
-            done, _ = await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for ended in done:
                 ended.result()
         finally:

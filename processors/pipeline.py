@@ -6,7 +6,8 @@ returns the events to emit. The Faust app gives it changelogged tables, tests gi
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+from collections import deque
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 
 from google.protobuf.message import Message
@@ -50,6 +51,9 @@ class Pipeline:
         )
         # Groups that wait for samples: (partition, deadline), to know which to tick.
         self.open: dict[bytes, tuple[int, float]] = {}
+        # Groups that are remembered as closed, oldest first, by partition.
+        self._closed: dict[int, deque[bytes]] = {}
+        self._closed_limit = config.processors.closed_groups
 
     def on_trajectory(self, trajectory: events_pb2.Trajectory, origin: Origin) -> list[Emission]:
         """The events that one trajectory causes; none when it was seen before.
@@ -62,11 +66,16 @@ class Pipeline:
         state = self._group(key)
         training = trajectory.purpose == events_pb2.PURPOSE_TRAIN
         if training and grouping.is_known(state, trajectory.sample_index):
+            if grouping.is_replay(state, trajectory.sample_index, offset=origin.offset):
+                # A crash came between the two tables: what the record caused is on the broker and
+                # in its group, but perhaps not in the statistic.
+                result = score(trajectory.evidence, domain.reward)
+                self._normalise(result, domain, origin, training=True)
             return []
         scored = self._score(trajectory, domain, origin, training=training)
         emissions: list[Emission] = [(REWARDS, trajectory.group_id, scored)]
         if training:
-            group = grouping.add(state, scored, self._rules)
+            group = grouping.add(state, scored, self._rules, offset=origin.offset)
             self._keep(key, state, origin.partition)
             if group is not None:
                 emissions.append((REPLAY, group.group_id, group))
@@ -85,9 +94,15 @@ class Pipeline:
         """(group, partition) of the groups whose deadline has passed."""
         return [(key, partition) for key, (partition, at) in self.open.items() if at <= now_s]
 
-    def recover(self, key: bytes, data: bytes) -> None:
-        """Note a group of a table that was restored."""
-        self._note(key, events_pb2.GroupState.FromString(data))
+    def recover(self, groups: Mapping[bytes, bytes]) -> None:
+        """Know again which groups wait and which are closed, from a table that was restored."""
+        self.open.clear()
+        self._closed.clear()
+        states = [(key, events_pb2.GroupState.FromString(data)) for key, data in groups.items()]
+        for key, state in sorted(
+            states, key=lambda item: max(item[1].absorbed.values(), default=0)
+        ):
+            self._note(key, state)
 
     def _score(
         self,
@@ -163,9 +178,13 @@ class Pipeline:
         state.partition = partition
         self._groups[key] = state.SerializeToString(deterministic=True)
         self._note(key, state)
+        closed = self._closed.setdefault(partition, deque())
+        while len(closed) > self._closed_limit:
+            self._groups.pop(closed.popleft(), None)
 
     def _note(self, key: bytes, state: events_pb2.GroupState) -> None:
-        if state.closed or not state.scored:
+        if state.closed:
             self.open.pop(key, None)
+            self._closed.setdefault(state.partition, deque()).append(key)
         else:
             self.open[key] = (state.partition, state.opened_at_s + self._rules.deadline_s)

@@ -311,9 +311,11 @@ class ProcessorsConfig(ServiceConfig):
     # On deadline: fewer valid samples than this drop the group ("too_few_valid").
     group_min_samples: Positive = 2
     advantage: Literal["group_std", "group_mean", "leave_one_out"] = "group_std"
-    batch_records: Positive = 256
-    batch_wait_s: float = Field(default=0.05, gt=0)
+    # At most so many records are worked through together.
+    batch_records: Positive = 512
     commit_interval_s: float = Field(default=0.5, gt=0)
+    # Closed groups that are remembered per partition, so that what comes late changes nothing.
+    closed_groups: Positive = 100_000
     # RocksDB under run.dir, or memory with recovery from the changelog.
     table_store: Literal["memory", "rocksdb"] = "memory"
 

@@ -586,16 +586,25 @@ class TrainingGroupList(_message.Message):
     def __init__(self, groups: _Optional[_Iterable[_Union[TrainingGroup, _Mapping]]] = ...) -> None: ...
 
 class GroupState(_message.Message):
-    __slots__ = ("scored", "opened_at_s", "closed", "partition")
+    __slots__ = ("scored", "opened_at_s", "closed", "partition", "absorbed")
+    class AbsorbedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: int
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[int] = ...) -> None: ...
     SCORED_FIELD_NUMBER: _ClassVar[int]
     OPENED_AT_S_FIELD_NUMBER: _ClassVar[int]
     CLOSED_FIELD_NUMBER: _ClassVar[int]
     PARTITION_FIELD_NUMBER: _ClassVar[int]
+    ABSORBED_FIELD_NUMBER: _ClassVar[int]
     scored: _containers.RepeatedCompositeFieldContainer[ScoredTrajectory]
     opened_at_s: float
     closed: bool
     partition: int
-    def __init__(self, scored: _Optional[_Iterable[_Union[ScoredTrajectory, _Mapping]]] = ..., opened_at_s: _Optional[float] = ..., closed: _Optional[bool] = ..., partition: _Optional[int] = ...) -> None: ...
+    absorbed: _containers.ScalarMap[int, int]
+    def __init__(self, scored: _Optional[_Iterable[_Union[ScoredTrajectory, _Mapping]]] = ..., opened_at_s: _Optional[float] = ..., closed: _Optional[bool] = ..., partition: _Optional[int] = ..., absorbed: _Optional[_Mapping[int, int]] = ...) -> None: ...
 
 class SampleUse(_message.Message):
     __slots__ = ("rollout_id", "group_id", "segment", "staleness", "advantage", "reward", "tokens", "ratio_mean", "ratio_max", "clip_fraction", "loss", "drop_reason")

@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import signal
 import subprocess
+from pathlib import Path
 
 from processors.main import Processors
 from rollstream import codecs
 from rollstream.bus.kafka import KafkaBus
-from rollstream.config import dump
+from rollstream.config import Config, dump
 from rollstream.supervisor.services import command, environment, spec_of
 from rollstream.topics import ALL, DEAD_LETTERS, REPLAY, REWARDS, TRAJECTORIES
 from rollstream.v1 import events_pb2
 from tests.conftest import MakeConfig
 from tests.property.test_pipeline import GROUP_SIZE, trajectory
 from tests.services import read, running, send, send_bytes
+from tests.waiting import until
 
 DOMAIN = 'domains=[{name="d", environment="demo-arithmetic"}]'
 
@@ -23,6 +25,22 @@ DOMAIN = 'domains=[{name="d", environment="demo-arithmetic"}]'
 def arrivals(groups: range) -> list[tuple[str, events_pb2.Trajectory]]:
     events = [trajectory(g, i, float(i % 2)) for g in groups for i in range(GROUP_SIZE)]
     return [(event.group_id, event) for event in events]
+
+
+def waiting(groups: range) -> list[tuple[str, events_pb2.Trajectory]]:
+    """All but one sample of each group, of now."""
+    events = arrivals(groups)
+    for _, event in events:
+        event.header.occurred_at.GetCurrentTime()
+    return [(key, event) for key, event in events if event.sample_index < GROUP_SIZE - 1]
+
+
+def written(config: Config) -> Path:
+    """The configuration as a file, for a process of its own."""
+    config.run.dir.mkdir(parents=True)
+    file = config.run.dir / "run.toml"
+    file.write_text(dump(config))
+    return file
 
 
 async def test_trajectories_become_rewards_and_groups(kafka: str, make_config: MakeConfig) -> None:
@@ -78,14 +96,33 @@ async def test_an_incomplete_group_closes_at_its_deadline(
     assert [s.drop_reason for s in group.samples] == ["", "", "", "missing"]
 
 
+async def test_whoever_takes_over_a_partition_closes_its_waiting_groups(
+    kafka: str, make_config: MakeConfig
+) -> None:
+    config = make_config(kafka, DOMAIN, "bus.session_timeout_s=6", "processors.group_deadline_s=15")
+    await KafkaBus(config).ensure_topics(ALL)
+    first = subprocess.Popen(command(spec_of("processors"), written(config)), env=environment())
+    try:
+        await send(config, TRAJECTORIES, waiting(range(8)))
+        await read(config, REWARDS, 8 * (GROUP_SIZE - 1), seconds=90)
+        async with running(Processors, config):
+            first.kill()
+            groups = await read(config, REPLAY, 8, seconds=90)
+    finally:
+        first.kill()
+        first.wait()
+    assert {group.close_reason for _, group in groups} == {events_pb2.CLOSE_REASON_DEADLINE}
+    assert {group.samples[-1].drop_reason for _, group in groups} == {"missing"}
+
+
 async def test_kills_lose_nothing_and_repeats_are_identical(
     kafka: str, make_config: MakeConfig
 ) -> None:
-    config = make_config(kafka, DOMAIN, "bus.session_timeout_s=6", "log.level=warning")
+    # Queues that are full at each start: what Faust throws away then is seen here.
+    small = "processors.batch_records=64"
+    config = make_config(kafka, DOMAIN, "bus.session_timeout_s=6", "log.level=warning", small)
     await KafkaBus(config).ensure_topics(ALL)
-    config.run.dir.mkdir(parents=True)
-    file = config.run.dir / "run.toml"
-    file.write_text(dump(config))
+    file = written(config)
     count = 600
 
     def start() -> subprocess.Popen[bytes]:
@@ -100,20 +137,29 @@ async def test_kills_lose_nothing_and_repeats_are_identical(
             process.wait()
         process = start()
         await feeding
-        seen: dict[str, set[bytes]] = {}
-        records: list = []  # type: ignore[type-arg]
-
-        async def all_there() -> bool:
-            records[:] = await read(config, REPLAY, count)
-            seen.clear()
-            for _, group in records:
-                seen.setdefault(group.group_id, set()).add(codecs.encode(group))
-            return len(seen) == count
-
-        from tests.waiting import until
-
-        await until(all_there, seconds=90)
+        seen = await _versions(config, count)
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(30)
     assert all(len(versions) == 1 for versions in seen.values())
+
+
+async def _versions(config: Config, count: int) -> dict[str, set[bytes]]:
+    """What was emitted of each group, once ``count`` groups are there and no more come."""
+    bus = KafkaBus(config)
+    consumer = bus.consumer([REPLAY], client_id="test-reader")
+    await consumer.start()
+    seen: dict[str, set[bytes]] = {}
+
+    async def all_there() -> bool:
+        records = await consumer.poll(timeout_s=1.0)
+        for group in map(bus.decode, records):
+            assert isinstance(group, events_pb2.TrainingGroup)
+            seen.setdefault(group.group_id, set()).add(codecs.encode(group))
+        return len(seen) == count and not records
+
+    try:
+        await until(all_there, seconds=90)
+    finally:
+        await consumer.stop()
+    return seen
