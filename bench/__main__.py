@@ -54,8 +54,10 @@ def _suites(prefix: str) -> list[str]:
     """The suites that have a name with ``prefix``."""
     found = []
     for module in pkgutil.iter_modules(bench.suites.__path__):
-        names = importlib.import_module(f"bench.suites.{module.name}").NAMES
-        if any(n.startswith(prefix) or prefix.startswith(n) for n in names):
+        suite = importlib.import_module(f"bench.suites.{module.name}")
+        if not prefix and getattr(suite, "EXTRA", False):
+            continue
+        if any(n.startswith(prefix) or prefix.startswith(n) for n in suite.NAMES):
             found.append(module.name)
     return found
 
