@@ -1,8 +1,4 @@
-"""The bus contract: what services need of Kafka and nothing else.
-
-Two implementations: ``KafkaBus`` (aiokafka) and ``MemoryBus`` (an in-process twin with partitions,
-offsets, groups and commits, for tests). One contract suite (``rollstream.testing.bus_suite``) runs
-through both.
+"""The bus contract: what services need of Kafka and nothing else. ``KafkaBus`` keeps it.
 
 Delivery: a producer is idempotent with acks=all; ``send`` returns once the record is queued and
 gives a future that is done when the broker has acknowledged it. Nothing may be acknowledged
