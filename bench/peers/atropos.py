@@ -18,6 +18,8 @@ import time
 import aiohttp
 
 GROUP, CLIENTS, BATCH = 8, 16, 256
+# The first that registers.
+ENVIRONMENT = 0
 
 
 def main() -> None:
@@ -38,10 +40,10 @@ def main() -> None:
 
 
 async def _measure(base: str, length: int, samples: int) -> dict[str, float]:
+    # Before any connection is open: the server closes those that idle.
+    waiting = iter([_body(length, seed) for seed in range(samples // GROUP)])
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=64)) as session:
-        environment = await _register(session, base, length)
-        bodies = [_body(environment, length, seed) for seed in range(samples // GROUP)]
-        waiting = iter(bodies)
+        await _register(session, base, length)
 
         async def client() -> None:
             for body in waiting:
@@ -62,7 +64,7 @@ async def _measure(base: str, length: int, samples: int) -> dict[str, float]:
     return {"ingest": samples / (ingested - began), "read": got / (drained - ingested)}
 
 
-async def _register(session: aiohttp.ClientSession, base: str, length: int) -> int:
+async def _register(session: aiohttp.ClientSession, base: str, length: int) -> None:
     trainer = {
         "wandb_group": "g", "wandb_project": "p", "batch_size": BATCH, "max_token_len": length,
         "checkpoint_dir": ".", "save_checkpoint_interval": 1, "starting_step": 0,
@@ -81,10 +83,10 @@ async def _register(session: aiohttp.ClientSession, base: str, length: int) -> i
         await reply.read()
     wanted = {"max_token_length": length, "desired_name": "e", "weight": 1.0, "group_size": GROUP}
     async with session.post(base + "/register-env", json=wanted) as reply:
-        return int((await reply.json())["env_id"])
+        assert (await reply.json())["env_id"] == ENVIRONMENT
 
 
-def _body(environment: int, length: int, seed: int) -> bytes:
+def _body(length: int, seed: int) -> bytes:
     rng = random.Random(seed)
     tokens = [[rng.randrange(150_000) for _ in range(length)] for _ in range(GROUP)]
     logprobs = [[rng.gauss(-1.0, 0.5) for _ in range(length)] for _ in range(GROUP)]
@@ -93,7 +95,7 @@ def _body(environment: int, length: int, seed: int) -> bytes:
         "masks": tokens,
         "scores": [float(i % 2) for i in range(GROUP)],
         "inference_logprobs": logprobs,
-        "env_id": environment,
+        "env_id": ENVIRONMENT,
     }
     return json.dumps(group).encode()
 
