@@ -127,7 +127,8 @@ class Session:
                 kind = frame.WhichOneof("frame")
                 if kind == "exited":
                     return _result(frame.exited, b"".join(out), b"".join(err))
-                (out if kind == "stdout" else err).append(getattr(frame, kind))
+                if kind in {"stdout", "stderr"}:
+                    (out if kind == "stdout" else err).append(getattr(frame, kind))
         except grpc.aio.AioRpcError as error:
             self._raise(error)
         raise SandboxLostError(f"session {self._id}: the command's end never came")

@@ -6,9 +6,11 @@ is not importable code of the executor; ``sandboxes.channel`` speaks the other e
 
 Protocol, over one stream socket. Request: 4-byte little-endian length, then a marshalled dict.
 Reply: any number of frames ``type (1 byte), length (4 bytes), payload``: ``o`` stdout, ``e``
-stderr, ``x`` the end (a line of text: ``code reason wall_s cpu_s maxrss_kb dropped_bytes``), ``f``
-a file, ``r`` a refusal (text). The executor trusts nothing that comes from here: the reply is plain
-bytes with bounds, never unmarshalled.
+stderr, ``t`` bytes left out (``o`` or ``e``, and how many), ``x`` the end (a line of text: ``code
+reason wall_s cpu_s maxrss_kb dropped_bytes``), ``f`` a file or a piece of one, ``l`` a line about a
+file, ``r`` a refusal (text). The executor trusts nothing that comes from here: the reply is plain
+bytes with bounds, never unmarshalled. While a command runs, ``stdin`` and ``signal`` may come; they
+have no reply, and one that comes too late is dropped.
 
 What it waits for: a request, or the end of the socket. The end of the socket is the end of PID 1,
 and the kernel then kills every process of the namespace.
@@ -40,6 +42,8 @@ CHUNK = 65536
 # is waited for.
 LAST_DRAIN = 1 << 20
 MAX_FILE = 64 << 20
+# Of a listing: one descriptor a level, of the thousand that PID 1 may have.
+MAX_DEPTH = 200
 
 
 def receive(count):
@@ -53,17 +57,24 @@ def receive(count):
     return b"".join(parts)
 
 
+def next_request():
+    return marshal.loads(receive(int.from_bytes(receive(4), "little")))
+
+
 def send(kind, payload=b""):
-    data = kind + len(payload).to_bytes(4, "little") + payload
+    data = kind + len(payload).to_bytes(4, "little") + bytes(payload)
     while data:
         data = data[os.write(CONTROL, data) :]
 
 
 class Stream:
-    """One output stream of a command: forwards up to ``cap`` bytes and counts the rest."""
+    """One output stream of a command: the first half of ``cap`` is forwarded at once, of what
+    follows the last half is kept for the end, and what lies between is counted.
+    """
 
     def __init__(self, fd, kind, cap):
-        self.fd, self.kind, self.left, self.dropped = fd, kind, cap, 0
+        self.fd, self.kind, self.dropped = fd, kind, 0
+        self.left, self.room, self.tail = cap - cap // 2, cap // 2, bytearray()
         os.set_blocking(fd, False)
 
     def pump(self):
@@ -74,17 +85,38 @@ class Stream:
             return None
         if not data:
             return False
-        kept = data[: self.left]
-        self.left -= len(kept)
-        self.dropped += len(data) - len(kept)
-        if kept:
-            send(self.kind, kept)
+        if self.left:
+            head, data = data[: self.left], data[self.left :]
+            self.left -= len(head)
+            send(self.kind, head)
+        if data:
+            self.tail += data
+            over = len(self.tail) - self.room
+            if over > CHUNK:
+                del self.tail[:over]
+                self.dropped += over
         return True
+
+    def end(self):
+        over = len(self.tail) - self.room
+        if over > 0:
+            del self.tail[:over]
+            self.dropped += over
+        if self.dropped:
+            send(b"t", self.kind + b"%d" % self.dropped)
+        if self.tail:
+            send(self.kind, self.tail)
 
 
 def become_payload(request, pipes):
     """In the child: its own session, limits, clean descriptors. Returns in the child only."""
     os.setsid()
+    try:
+        # Where memory ends, the kernel takes the payload and not PID 1.
+        with open("/proc/self/oom_score_adj", "w") as score:
+            score.write("1000")
+    except OSError:
+        pass
     for number, fd in enumerate(pipes):
         os.dup2(fd, number)
     os.closerange(3, 4096)
@@ -167,16 +199,43 @@ def start(request):
     return pid, ends[0][1], ends[1][0], ends[2][0]
 
 
-def feed(fd, data):
-    """Write some of stdin. Returns what is left, or None when done."""
-    if not data:
-        return None
-    try:
-        return data[os.write(fd, data[:CHUNK]) :] or None
-    except BlockingIOError:
-        return data
-    except BrokenPipeError:
-        return None
+class Input:
+    """The standard input of a command: what is pending for it, and whether more may come."""
+
+    def __init__(self, fd, data, keep_open, poll):
+        self.fd, self.pending, self.open, self.poll = fd, bytearray(data), keep_open, poll
+        self.asked = False
+        os.set_blocking(fd, False)
+        self.settle()
+
+    def settle(self):
+        """Ask for room while something is pending; close when nothing will come any more."""
+        if self.fd < 0:
+            return
+        if self.pending and not self.asked:
+            self.poll.register(self.fd, select.POLLOUT)
+        elif self.asked and not self.pending:
+            self.poll.unregister(self.fd)
+        self.asked = bool(self.pending)
+        if not self.pending and not self.open:
+            self.close()
+
+    def write(self):
+        try:
+            del self.pending[: os.write(self.fd, self.pending[:CHUNK])]
+        except BlockingIOError:
+            pass
+        except BrokenPipeError:
+            self.open = False
+            self.pending.clear()
+        self.settle()
+
+    def close(self):
+        if self.fd >= 0:
+            if self.asked:
+                self.poll.unregister(self.fd)
+            os.close(self.fd)
+            self.fd = -1
 
 
 def execute(request):
@@ -191,15 +250,9 @@ def execute(request):
     poll = select.poll()
     for fd in (stdout, stderr, ended):
         poll.register(fd, select.POLLIN)
-    poll.register(CONTROL, select.POLLRDHUP)
-    os.set_blocking(stdin, False)
-    pending = request["stdin"] or None
-    if pending:
-        poll.register(stdin, select.POLLOUT)
-    else:
-        os.close(stdin)
-    deadline = began + request["timeout_s"]
-    timed_out = watch(poll, streams, ended, stdin, pending, deadline, pid)
+    poll.register(CONTROL, select.POLLIN | select.POLLRDHUP)
+    source = Input(stdin, request["stdin"], request["keep_stdin_open"], poll)
+    timed_out = watch(poll, streams, ended, source, began + request["timeout_s"], pid)
     if timed_out:
         kill(pid)
     _, status, usage = os.wait4(pid, 0)
@@ -208,7 +261,9 @@ def execute(request):
         while budget > 0 and stream.pump():
             budget -= CHUNK
         os.close(stream.fd)
+        stream.end()
     os.close(ended)
+    source.close()
     reap_all(pid)
     code = os.waitstatus_to_exitcode(status)
     reason = "timeout" if timed_out else "signalled" if code < 0 else "exited"
@@ -223,27 +278,51 @@ def execute(request):
     )
 
 
-def watch(poll, streams, ended, stdin, pending, deadline, pid):
+def watch(poll, streams, ended, source, deadline, pid):
     """Move bytes until the payload ends or its time is up. True when it was the time."""
     while True:
         left = deadline - now()
         if left <= 0:
             return True
         done = False
-        for fd, _ in poll.poll(left * 1000):
+        # Not more than the rest of the pipes may be read before the clock is looked at again.
+        for fd, events in poll.poll(left * 1000):
             if fd == CONTROL:
-                abandon(pid)
+                if events & (select.POLLRDHUP | select.POLLHUP):
+                    abandon(pid)
+                meanwhile(next_request(), source, pid)
             elif fd == ended:
                 done = True
-            elif fd == stdin and pending:
-                pending = feed(stdin, pending)
-                if pending is None:
-                    poll.unregister(stdin)
-                    os.close(stdin)
+            elif fd == source.fd:
+                source.write()
             elif fd in streams and streams[fd].pump() is False:
                 poll.unregister(fd)
         if done:
             return False
+
+
+def meanwhile(request, source, pid):
+    """What comes while a command runs: more input, or a signal for its process group."""
+    if request["op"] == "stdin" and source.open:
+        source.pending += request["data"]
+        source.open = not request["eof"]
+        source.settle()
+    elif request["op"] == "signal":
+        try:
+            if request["all"]:
+                kill_all(pid)
+            else:
+                os.killpg(pid, request["number"])
+        except OSError:
+            pass
+
+
+def kill_all(pid):
+    """As PID 1 every other process of the namespace; else only the command's own session."""
+    if os.getpid() == 1:
+        os.kill(-1, _signal.SIGKILL)
+    else:
+        os.killpg(pid, _signal.SIGKILL)
 
 
 def reap_all(pid):
@@ -253,13 +332,9 @@ def reap_all(pid):
     is only the command's own session: what has left that is beyond reach, which is why that backend
     is called unsafe.
     """
-    alone = os.getpid() == 1
     while True:
         try:
-            if alone:
-                os.kill(-1, _signal.SIGKILL)
-            else:
-                os.killpg(pid, _signal.SIGKILL)
+            kill_all(pid)
         except OSError:
             pass
         try:
@@ -312,59 +387,237 @@ def open_parent(parts, create):
 
 
 def put(request):
+    """Whole files. ``hidden``: nothing else runs any more, and what was planted there goes."""
+    if request.get("hidden"):
+        sweep_processes()
     for path, data in request["files"].items():
         parts = inside(path)
-        folder = open_parent(parts, True)
-        temporary = ".put-%d" % os.getpid()
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+        if request.get("hidden"):
+            clear_the_way(parts)
+        write_piece(parts, ".put-%d" % os.getpid(), data, 0o644, True)
+    done()
+
+
+def put_piece(request):
+    """A piece of a file under a name of its own; with ``mode`` the last one, which renames it."""
+    last = request["mode"] is not None
+    write_piece(inside(request["path"]), request["name"], request["data"], request["mode"], last)
+    done()
+
+
+def write_piece(parts, temporary, data, mode, last):
+    folder = open_parent(parts, True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        fd = os.open(temporary, flags, 0o600, dir_fd=folder)
         try:
-            fd = os.open(temporary, flags, 0o644, dir_fd=folder)
-            try:
-                while data:
-                    data = data[os.write(fd, data) :]
-            finally:
-                os.close(fd)
-            os.rename(temporary, parts[-1], src_dir_fd=folder, dst_dir_fd=folder)
-        except OSError:
-            try:
-                os.unlink(temporary, dir_fd=folder)
-            except OSError:
-                pass
-            raise
+            while data:
+                data = data[os.write(fd, data) :]
+            if last:
+                os.fchmod(fd, mode)
         finally:
-            os.close(folder)
-    send(b"x", b"0 done 0 0 0 0")
+            os.close(fd)
+        if last:
+            os.rename(temporary, parts[-1], src_dir_fd=folder, dst_dir_fd=folder)
+    except OSError:
+        remove_tree(folder, temporary)
+        raise
+    finally:
+        os.close(folder)
+
+
+def discard(request):
+    """Forget the pieces of a file that will not be finished."""
+    remove_named(inside(request["path"]), request["name"])
+    done()
+
+
+def clear_the_way(parts):
+    """Remove what stands where a folder or the file itself has to be."""
+    folder = os.open(WORK, os.O_RDONLY | os.O_DIRECTORY)
+    for part in parts[:-1]:
+        try:
+            below = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
+        except FileNotFoundError:
+            break
+        except OSError:
+            remove_tree(folder, part)
+            break
+        os.close(folder)
+        folder = below
+    else:
+        remove_tree(folder, parts[-1])
+    os.close(folder)
 
 
 def get(request):
     """Send each file that exists and is a regular one: name, NUL, content."""
     for path in request["paths"]:
-        parts = inside(path)
+        data, left = b"", MAX_FILE
         try:
-            folder = open_parent(parts, False)
-        except OSError:
+            for piece in pieces(inside(path)):
+                data += piece
+                left -= len(piece)
+                if left < 0:
+                    raise OSError(27, "file %s is larger than %d bytes" % (path, MAX_FILE))
+        except FileNotFoundError:
             continue
-        try:
-            fd = os.open(parts[-1], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
-        except OSError:
-            continue
-        finally:
-            os.close(folder)
-        try:
-            if os.fstat(fd).st_mode & 0o170000 != 0o100000:
-                continue
-            data = b""
-            while len(data) <= MAX_FILE:
-                more = os.read(fd, 1 << 20)
-                if not more:
-                    break
-                data += more
-        finally:
-            os.close(fd)
-        if len(data) > MAX_FILE:
-            raise OSError(27, "file %s is larger than %d bytes" % (path, MAX_FILE))
         send(b"f", path.encode() + b"\0" + data)
-    send(b"x", b"0 done 0 0 0 0")
+    done()
+
+
+def get_pieces(request):
+    """Send one regular file, a piece at a time."""
+    try:
+        for piece in pieces(inside(request["path"])):
+            send(b"f", piece)
+    except FileNotFoundError:
+        raise OSError(2, "no regular file %s" % request["path"]) from None
+    done()
+
+
+def pieces(parts):
+    """The content of a regular file as it is when it is read: it may shrink meanwhile."""
+    try:
+        folder = open_parent(parts, False)
+    except OSError:
+        raise FileNotFoundError from None
+    try:
+        fd = os.open(parts[-1], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
+    except OSError:
+        raise FileNotFoundError from None
+    finally:
+        os.close(folder)
+    try:
+        if os.fstat(fd).st_mode & 0o170000 != 0o100000:
+            raise FileNotFoundError
+        while True:
+            piece = os.read(fd, 1 << 20)
+            if not piece:
+                return
+            yield piece
+    finally:
+        os.close(fd)
+
+
+def stat(request):
+    parts = inside(request["path"])
+    folder = open_parent(parts, False)
+    try:
+        describe(folder, parts[-1], "/".join(parts))
+    finally:
+        os.close(folder)
+    done()
+
+
+def describe(folder, name, path):
+    """A line about one entry: mode, size, modified, path, NUL, target of a link."""
+    found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    target = os.readlink(name, dir_fd=folder) if found.st_mode & 0o170000 == 0o120000 else ""
+    head = "%d %d %.6f " % (found.st_mode, found.st_size, found.st_mtime)
+    send(b"l", head.encode() + os.fsencode(path) + b"\0" + os.fsencode(target))
+    return found.st_mode & 0o170000 == 0o040000
+
+
+def list_files(request):
+    """Lines about what is in a folder, at most ``limit``; one descriptor per level, so the depth is
+    bounded too.
+    """
+    parts = inside(request["path"] + "/x")[:-1] if request["path"] else []
+    folder = open_parent([*parts, "x"], False)
+    left, more = request["limit"], False
+    stack = [(folder, "/".join(parts), None)]
+    while stack:
+        folder, prefix, names = stack.pop()
+        names = os.listdir(folder) if names is None else names
+        names.sort()
+        while names and left > 0:
+            name = names.pop(0)
+            path = prefix + "/" + name if prefix else name
+            try:
+                is_folder = describe(folder, name, path)
+                left -= 1
+                if is_folder and request["recursive"]:
+                    if len(stack) >= MAX_DEPTH:
+                        more = True
+                        continue
+                    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+                    below = os.open(name, flags, dir_fd=folder)
+                    stack += [(folder, prefix, names), (below, path, None)]
+                    break
+            except OSError:
+                continue  # gone meanwhile, or not ours to read
+        else:
+            more = more or bool(names)
+            os.close(folder)
+    done(int(more))
+
+
+def remove(request):
+    parts = inside(request["path"])
+    remove_named(parts, parts[-1])
+    done()
+
+
+def remove_named(parts, name):
+    try:
+        folder = open_parent(parts, False)
+    except OSError:
+        return  # then there is no such name
+    try:
+        remove_tree(folder, name)
+    finally:
+        os.close(folder)
+
+
+def remove_tree(folder, name):
+    """Remove whatever ``name`` is, without following a link. However deep: each level is moved up
+    before it is emptied, so that one folder is open at a time.
+    """
+    try:
+        os.unlink(name, dir_fd=folder)
+        return
+    except FileNotFoundError:
+        return
+    except OSError:
+        pass
+    moved, waiting = 0, [name]
+    while waiting:
+        top = waiting[-1]
+        os.chmod(top, 0o700, dir_fd=folder)
+        here = os.open(top, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
+        try:
+            for entry in os.listdir(here):
+                try:
+                    os.unlink(entry, dir_fd=here)
+                    continue
+                except OSError:
+                    pass
+                moved += 1
+                aside = ".gone-%d-%d" % (os.getpid(), moved)
+                try:
+                    os.rename(entry, aside, src_dir_fd=here, dst_dir_fd=folder)
+                except OSError:
+                    # A folder of a layer below cannot be moved: it is emptied where it is.
+                    remove_tree(here, entry)
+                else:
+                    waiting.insert(0, aside)
+        finally:
+            os.close(here)
+        waiting.pop()
+        os.rmdir(top, dir_fd=folder)
+
+
+def sweep_processes(_request=None):
+    """Kill everything else in the session, and wait until it is gone."""
+    if os.getpid() == 1:
+        reap_all(0)
+    if _request:
+        done()
+
+
+def done(code=0):
+    send(b"x", b"%d done 0 0 0 0" % code)
 
 
 def now():
@@ -372,10 +625,18 @@ def now():
 
 
 def ping(_request):
-    send(b"x", b"0 done 0 0 0 0")
+    done()
 
 
-HANDLERS = {"exec": execute, "python": execute, "put": put, "get": get, "ping": ping}
+def late(_request):
+    """Meant for a command that has ended: there is no reply to it."""
+
+
+HANDLERS = {
+    "exec": execute, "python": execute, "stdin": late, "signal": late, "ping": ping,
+    "put": put, "put_piece": put_piece, "discard": discard, "get": get, "get_pieces": get_pieces,
+    "stat": stat, "list": list_files, "remove": remove, "sweep": sweep_processes,
+}  # fmt: skip
 
 
 def warm():
@@ -403,11 +664,13 @@ def serve(control, work):
     gc.disable()
     gc.freeze()
     while True:
-        request = marshal.loads(receive(int.from_bytes(receive(4), "little")))
+        request = next_request()
         try:
             HANDLERS[request["op"]](request)
+        except RecursionError:
+            send(b"r", b"the folder is too deep")
         except OSError as error:
-            send(b"r", ("%s" % (error.strerror or error)).encode())
+            send(b"r", ("%s" % (error.strerror or error)).encode("utf-8", "replace"))
 
 
 def hide():

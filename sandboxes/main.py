@@ -15,6 +15,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from rollstream import lifecycle
+from rollstream.blobs import BlobStore
 from rollstream.config.model import SandboxesConfig
 from rollstream.errors import ConfigError
 from rollstream.lifecycle import Service, ServiceContext
@@ -84,7 +85,12 @@ class Sandboxes(Service):
                 ("grpc.so_reuseport", 0),
             ]
         )
-        servicer = SandboxServicer(table, isolation, max_sessions=settings.max_sessions)
+        servicer = SandboxServicer(
+            table,
+            isolation,
+            max_sessions=settings.max_sessions,
+            blobs=BlobStore(self.config.blob_uri),
+        )
         sandbox_pb2_grpc.add_SandboxServiceServicer_to_server(servicer, server)
         checks = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(checks, server)
@@ -97,7 +103,7 @@ class Sandboxes(Service):
         try:
             await self.context.stopping.wait()
         finally:
-            self._serving = False
+            self._serving = servicer.serving = False
             await checks.enter_graceful_shutdown()
             await server.stop(_DRAIN_S)
             await table.stop()

@@ -1,7 +1,5 @@
-"""The gRPC face of an executor: thin, over the session table.
-
-Status codes: INVALID_ARGUMENT what was asked for cannot be, NOT_FOUND the session is gone or died,
-RESOURCE_EXHAUSTED no free session within the deadline, UNAVAILABLE a session cannot be made now.
+"""The gRPC face of an executor: thin, over the session table. Sessions and commands; files and
+statuses are in ``service_files``.
 """
 
 from __future__ import annotations
@@ -10,54 +8,66 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator
-from typing import Any, NoReturn, TypeAlias
+from typing import Any
 
 import grpc
-import grpc.aio
 
 from rollstream import telemetry
-from rollstream.errors import ConfigError, InfraError, SandboxLostError
+from rollstream.blobs import BlobStore
 from rollstream.telemetry import tracer
+from rollstream.v1 import events_pb2
 from rollstream.v1 import sandbox_pb2 as pb
-from rollstream.v1 import sandbox_pb2_grpc
-from sandboxes.backends.base import Isolation
-from sandboxes.channel import Exit, Output, RefusedError
+from sandboxes.backends.base import Isolation, SessionLimits
+from sandboxes.channel import RefusedError
+from sandboxes.commands import Command, Ended, Frame, Heartbeat, Started
+from sandboxes.layers import Layer
+from sandboxes.service_files import Context, FilesServicer, abort, mapped
 from sandboxes.sessions import Session, SessionTable
 
-_FILE_TIMEOUT_S = 30.0
+_MAX_INPUT_BYTES = 1 << 20
+_SNAPSHOT_TYPE = "application/x-tar"
 _DEFAULT_ENV = {"PATH": "/usr/bin:/bin", "HOME": "/work", "LANG": "C.UTF-8"}
 # Left for the answer when a caller's deadline ends a wait.
 _MARGIN_S = 0.2
-Context: TypeAlias = Any  # grpc.aio.ServicerContext: the library has no types
 
 
-class SandboxServicer(sandbox_pb2_grpc.SandboxServiceServicer):
-    """SandboxService over one backend."""
+class SandboxServicer(FilesServicer):
+    """SandboxService over one backend. ``serving``: false once the executor drains."""
 
-    def __init__(self, table: SessionTable, isolation: Isolation, *, max_sessions: int) -> None:
-        self._table = table
+    def __init__(
+        self, table: SessionTable, isolation: Isolation, *, max_sessions: int, blobs: BlobStore
+    ) -> None:
+        super().__init__(table)
+        self.serving = True
+        self._blobs = blobs
         self._isolation = isolation
         self._max_sessions = max_sessions
 
     async def Create(self, request: pb.CreateRequest, context: Context) -> pb.CreateResponse:  # noqa: N802
         if not request.spec.toolchain:
-            await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, "spec.toolchain is empty")
+            await abort(
+                context, grpc.StatusCode.INVALID_ARGUMENT, "spec.toolchain is empty", "REFUSED"
+            )
         started = time.monotonic()
         left = context.time_remaining()
         with _span(context, "sandbox create"):
-            async with _mapped(context):
+            async with mapped(context):
                 try:
                     async with asyncio.timeout(
                         None if left is None else max(0.0, left - _MARGIN_S)
                     ):
                         session = await self._table.acquire(
-                            request.spec, request_id=request.request_id, lease_s=request.lease_s
+                            request.spec,
+                            request_id=request.request_id,
+                            lease_s=request.lease_s,
+                            origin=await self._origin(request),
                         )
                 except TimeoutError:
-                    await _abort(
+                    await abort(
                         context,
                         grpc.StatusCode.RESOURCE_EXHAUSTED,
                         f"no free session within {left:.1f} s ({self._max_sessions} are in use)",
+                        "NO_FREE_SESSION",
                     )
         return pb.CreateResponse(
             session_id=session.session_id,
@@ -65,22 +75,17 @@ class SandboxServicer(sandbox_pb2_grpc.SandboxServiceServicer):
             missing=self._isolation.missing,
             lease_s=session.lease_s,
             wait_s=time.monotonic() - started,
+            generation=session.generation,
         )
+
+    async def Get(self, request: pb.GetRequest, context: Context) -> pb.GetResponse:  # noqa: N802
+        async with mapped(context):
+            session = self._table.find(request.session_id)
+        return pb.GetResponse(session=_info(session, time.monotonic()))
 
     async def List(self, request: pb.ListRequest, context: Context) -> pb.ListResponse:  # noqa: N802
         now = time.monotonic()
-        return pb.ListResponse(
-            sessions=[
-                pb.SessionInfo(
-                    session_id=s.session_id,
-                    toolchain=s.toolchain,
-                    age_s=now - s.created_at,
-                    lease_left_s=s.lease_until - now,
-                    commands=s.commands,
-                )
-                for s in self._table.live.values()
-            ]
-        )
+        return pb.ListResponse(sessions=[_info(s, now) for s in self._table.live.values()])
 
     async def RenewLease(  # noqa: N802
         self, request: pb.RenewLeaseRequest, context: Context
@@ -108,62 +113,140 @@ class SandboxServicer(sandbox_pb2_grpc.SandboxServiceServicer):
             tier=self._isolation.tier,
             missing=self._isolation.missing,
             toolchains=[
-                pb.ToolchainCapacity(toolchain=name, ready=ready)
-                for name, ready in self._table.ready.items()
+                pb.ToolchainCapacity(
+                    toolchain=name,
+                    ready=self._table.ready.get(name, 0),
+                    target=self._table.targets.get(name, 0),
+                )
+                for name in self._table.toolchains
             ],
+            free_sessions=self._max_sessions - len(self._table.live) if self.serving else 0,
         )
 
     async def Exec(  # noqa: N802
         self, request: pb.ExecRequest, context: Context
     ) -> AsyncIterator[pb.ExecResponse]:
-        async with _mapped(context):
-            session = self._table.find(request.session_id)
-            session.commands += 1
-            self._table.execs_total += 1
+        async with mapped(context):
+            session = self._find(request)
             limit = min(request.timeout_s or session.limits.wall_s, session.limits.wall_s)
-            seq = 0
-            async for part in self._call(session, _command(request, session, limit), limit):
-                yield _frame(seq, part)
-                seq += 1
+            session.renew()
+            command = self._table.run(
+                session,
+                _command(request, session, limit),
+                timeout_s=limit,
+                request_id=request.request_id,
+            )
+            try:
+                async for number, part in command.frames():
+                    yield _frame(number, part)
+            finally:
+                if not request.request_id and not command.done:
+                    # Nobody could ever hear of it again.
+                    await command.kill()
+            session.renew()
 
-    async def PutFiles(self, request: pb.PutFilesRequest, context: Context) -> pb.PutFilesResponse:  # noqa: N802
-        async with _mapped(context):
-            session = self._table.find(request.session_id)
-            command = {"op": "put", "files": dict(request.files)}
-            async for _ in self._call(session, command, _FILE_TIMEOUT_S):
-                pass
-        return pb.PutFilesResponse()
+    async def Attach(  # noqa: N802
+        self, request: pb.AttachRequest, context: Context
+    ) -> AsyncIterator[pb.AttachResponse]:
+        async with mapped(context):
+            command = self._process(request)
+            async for number, part in command.frames(request.from_seq):
+                yield pb.AttachResponse(frame=_frame(number, part))
 
-    async def GetFiles(self, request: pb.GetFilesRequest, context: Context) -> pb.GetFilesResponse:  # noqa: N802
-        files = {}
-        async with _mapped(context):
-            session = self._table.find(request.session_id)
-            command = {"op": "get", "paths": list(request.paths)}
-            async for part in self._call(session, command, _FILE_TIMEOUT_S):
-                if isinstance(part, Output):
-                    name, _, data = part.data.partition(b"\0")
-                    files[name.decode("utf-8", "replace")] = data
-        return pb.GetFilesResponse(files=files)
+    async def WriteStdin(  # noqa: N802
+        self, request: pb.WriteStdinRequest, context: Context
+    ) -> pb.WriteStdinResponse:
+        async with mapped(context):
+            if len(request.data) > _MAX_INPUT_BYTES:
+                raise RefusedError(f"{len(request.data)} bytes at once, {_MAX_INPUT_BYTES} may be")
+            await self._process(request).write_stdin(request.data, eof=request.eof)
+        return pb.WriteStdinResponse()
 
-    async def _call(
-        self, session: Session, command: dict[str, Any], timeout_s: float
-    ) -> AsyncIterator[Output | Exit]:
+    async def Signal(self, request: pb.SignalRequest, context: Context) -> pb.SignalResponse:  # noqa: N802
+        async with mapped(context):
+            if not 0 < request.signal < 65:
+                raise RefusedError(f"no signal {request.signal}: 1 to 64")
+            await self._process(request).signal(request.signal)
+        return pb.SignalResponse()
+
+    async def Reset(self, request: pb.ResetRequest, context: Context) -> pb.ResetResponse:  # noqa: N802
+        async with mapped(context):
+            # A repeated call comes with the generation of before: it is known by its id.
+            work = lambda: self._table.reset(self._find(request))  # noqa: E731
+            return pb.ResetResponse(generation=await self._table.once(request.request_id, work))
+
+    async def Snapshot(  # noqa: N802
+        self, request: pb.SnapshotRequest, context: Context
+    ) -> pb.SnapshotResponse:
+        async with mapped(context):
+            session = self._find(request)
+            work = lambda: self._table.snapshot(session)  # noqa: E731
+            made = await self._table.once(request.request_id, work)
+        return pb.SnapshotResponse(snapshot_id=made.snapshot_id, layers=len(made.layers))
+
+    async def Restore(self, request: pb.RestoreRequest, context: Context) -> pb.RestoreResponse:  # noqa: N802
+        async with mapped(context):
+
+            async def work() -> int:
+                found = self._find(request)
+                if request.WhichOneof("source") == "blob":
+                    layers = await self._fetch(request.blob, found.toolchain, found.limits)
+                else:
+                    layers = self._table.find_snapshot(request.snapshot_id).layers
+                return await self._table.restore(found, layers)
+
+            return pb.RestoreResponse(generation=await self._table.once(request.request_id, work))
+
+    async def ExportSnapshot(  # noqa: N802
+        self, request: pb.ExportSnapshotRequest, context: Context
+    ) -> pb.ExportSnapshotResponse:
+        async with mapped(context):
+            data = await self._table.pack(self._table.find_snapshot(request.snapshot_id))
+            blob = await asyncio.to_thread(self._blobs.put, data, media_type=_SNAPSHOT_TYPE)
+        return pb.ExportSnapshotResponse(blob=blob)
+
+    async def DropSnapshot(  # noqa: N802
+        self, request: pb.DropSnapshotRequest, context: Context
+    ) -> pb.DropSnapshotResponse:
+        self._table.drop_snapshot(request.snapshot_id)
+        return pb.DropSnapshotResponse()
+
+    async def _fetch(
+        self, blob: events_pb2.BlobRef, toolchain: str, limits: SessionLimits
+    ) -> tuple[Layer, ...]:
+        data = await asyncio.to_thread(self._blobs.get, blob)
+        return (await self._table.unpack(data, toolchain, limits),)
+
+    async def _origin(self, request: pb.CreateRequest) -> tuple[Layer, ...]:
+        if request.HasField("from_blob"):
+            limits = self._table.limits_of(request.spec)
+            return await self._fetch(request.from_blob, request.spec.toolchain, limits)
+        if request.from_snapshot:
+            return self._table.find_snapshot(request.from_snapshot).layers
+        return ()
+
+    def _process(self, request: Any) -> Command:
+        session = self._table.find(request.session_id)
+        command = session.history.get(request.process_id)
+        if command is None:
+            raise RefusedError(
+                f"session {session.session_id} has no process {request.process_id!r}: "
+                "it ended long ago, or before a reset"
+            )
         session.renew()
-        try:
-            async for part in session.channel.request(command, timeout_s=timeout_s):
-                yield part
-        except SandboxLostError:
-            await self._table.lost(session.session_id)
-            raise
-        session.renew()
+        return command
 
 
 def _command(request: pb.ExecRequest, session: Session, timeout_s: float) -> dict[str, Any]:
     cap = session.limits.output_bytes
+    group = session.channel.group
     command: dict[str, Any] = {
         "stdin": request.stdin,
+        "keep_stdin_open": request.keep_stdin_open,
         "cap": min(request.output_bytes or cap, cap),
-        "limits": session.limits.rlimits(),
+        "limits": session.limits.rlimits(
+            memory_counted=group is not None and "memory" in group.folders
+        ),
         "env": {**_DEFAULT_ENV, **request.env},
         "cwd": request.cwd,
         "timeout_s": timeout_s,
@@ -175,20 +258,51 @@ def _command(request: pb.ExecRequest, session: Session, timeout_s: float) -> dic
     return {**command, "op": "exec", "argv": list(request.argv.values)}
 
 
-def _frame(seq: int, part: Output | Exit) -> pb.ExecResponse:
-    if isinstance(part, Exit):
-        exited = pb.Exited(
-            code=part.code,
-            reason=part.reason,
-            wall_s=part.wall_s,
-            cpu_s=part.cpu_s,
-            max_rss_bytes=part.max_rss_bytes,
-            dropped_bytes=part.dropped_bytes,
-        )
-        return pb.ExecResponse(seq=seq, exited=exited)
+def _frame(number: int, part: Frame) -> pb.ExecResponse:
+    match part:
+        case Started():
+            started = pb.Started(process_id=part.process_id, generation=part.generation)
+            return pb.ExecResponse(seq=number, started=started)
+        case Heartbeat():
+            return pb.ExecResponse(seq=number, heartbeat=pb.Heartbeat(elapsed_s=part.elapsed_s))
+        case Ended():
+            return pb.ExecResponse(seq=number, exited=_exited(part))
+    if part.stream == "truncated":
+        stream = "stdout" if part.data[:1] == b"o" else "stderr"
+        truncated = pb.Truncated(stream=stream, dropped_bytes=int(part.data[1:]))
+        return pb.ExecResponse(seq=number, truncated=truncated)
     if part.stream == "stdout":
-        return pb.ExecResponse(seq=seq, stdout=part.data)
-    return pb.ExecResponse(seq=seq, stderr=part.data)
+        return pb.ExecResponse(seq=number, stdout=part.data)
+    return pb.ExecResponse(seq=number, stderr=part.data)
+
+
+def _exited(ended: Ended) -> pb.Exited:
+    end = ended.exit
+    return pb.Exited(
+        code=end.code,
+        reason=end.reason,
+        wall_s=end.wall_s,
+        cpu_s=end.cpu_s,
+        max_rss_bytes=end.max_rss_bytes,
+        dropped_bytes=end.dropped_bytes,
+        signal=max(0, -end.code),
+        limits_hit=ended.limits_hit,
+    )
+
+
+def _info(session: Session, now: float) -> pb.SessionInfo:
+    running = next((c.process_id for c in session.history.values() if c.running), "")
+    group = session.channel.group
+    return pb.SessionInfo(
+        session_id=session.session_id,
+        toolchain=session.toolchain,
+        age_s=now - session.created_at,
+        lease_left_s=session.lease_until - now,
+        commands=session.commands,
+        generation=session.generation,
+        process_id=running,
+        memory_bytes=group.memory_bytes() if group is not None else 0,
+    )
 
 
 @contextlib.contextmanager
@@ -196,23 +310,3 @@ def _span(context: Context, name: str):  # type: ignore[no-untyped-def]
     parent = telemetry.extract(tuple(context.invocation_metadata() or ()))
     with tracer.start_as_current_span(name, context=parent) as span:
         yield span
-
-
-@contextlib.asynccontextmanager
-async def _mapped(context: Context) -> AsyncIterator[None]:
-    """Our errors as gRPC statuses."""
-    try:
-        yield
-    except RefusedError as error:
-        await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
-    except ConfigError as error:
-        await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
-    except SandboxLostError as error:
-        await _abort(context, grpc.StatusCode.NOT_FOUND, str(error))
-    except InfraError as error:
-        await _abort(context, grpc.StatusCode.UNAVAILABLE, str(error))
-
-
-async def _abort(context: Context, code: grpc.StatusCode, message: str) -> NoReturn:
-    await context.abort(code, message)
-    raise AssertionError("abort raises")

@@ -1,8 +1,9 @@
-"""The sessions of one executor: made, pooled, leased, ended.
+"""The sessions of one executor: made, pooled, leased, set back, ended.
 
 Invariants: a session has exactly one owner from before it is made until it is closed (the pool, the
 table, or the call that is making it), so that a cancelled call leaks nothing; a session is never
-used twice; live sessions never exceed ``max_sessions``.
+used twice; live sessions never exceed ``max_sessions``. A snapshot, a restore and a reset end the
+guest and make a new one over the layers that are wanted: nothing of the old one is recycled.
 
 | task | waits for | unblocked by |
 |---|---|---|
@@ -18,22 +19,30 @@ import contextlib
 import time
 import uuid
 from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any, TypeVar, cast
 
 import structlog
 
 from rollstream.config.model import SandboxesConfig
 from rollstream.errors import InfraError, RollstreamError, SandboxLostError
 from rollstream.v1 import events_pb2
-from sandboxes.backends.base import Backend, SessionLimits
-from sandboxes.channel import Channel
+from sandboxes import layers as layers_of
+from sandboxes.backends.base import Backend, SessionLimits, inodes
+from sandboxes.channel import Channel, RefusedError
+from sandboxes.commands import Command
+from sandboxes.layers import MAX_LAYERS, Layer
 
 log = structlog.get_logger(__name__)
+_T = TypeVar("_T")
 
 _REAP_EVERY_S = 1.0
 _RETRY_S = 1.0
 _PING_S = 1.0
 _REMEMBERED_REQUESTS = 10_000
+# Ended commands per session that can still be attached to, with up to twice the cap on output each.
+_REMEMBERED_COMMANDS = 2
 # Acquire times kept for the median that the live view shows.
 _WINDOW = 256
 
@@ -50,9 +59,33 @@ class Session:
     lease_until: float
     created_at: float = field(default_factory=time.monotonic)
     commands: int = 0
+    generation: int = 1
+    # Layers below the writable one, uppermost first.
+    below: tuple[Layer, ...] = ()
+    # What it was made with: a reset goes back to it.
+    origin: tuple[Layer, ...] = ()
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    # The last commands by process id, for attaching.
+    history: OrderedDict[str, Command] = field(default_factory=OrderedDict)
+    # Held while the guest is replaced.
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @property
+    def stack(self) -> tuple[Layer, ...]:
+        """All its layers, uppermost first."""
+        return (self.channel.disk, *self.below) if self.channel.disk is not None else self.below
 
     def renew(self) -> None:
         self.lease_until = time.monotonic() + self.lease_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """What the files of a session were."""
+
+    snapshot_id: str
+    toolchain: str
+    layers: tuple[Layer, ...]
 
 
 class SessionTable:
@@ -66,8 +99,12 @@ class SessionTable:
         self._live: dict[str, Session] = {}
         self._ready: dict[str, deque[Channel]] = {name: deque() for name in config.pool}
         self._wanted: dict[str, asyncio.Event] = {name: asyncio.Event() for name in config.pool}
-        self._requests: OrderedDict[str, asyncio.Future[Session]] = OrderedDict()
+        self._requests: OrderedDict[str, asyncio.Future[Any]] = OrderedDict()
+        self._snapshots: OrderedDict[str, Snapshot] = OrderedDict()
+        # Why sessions died, for calls that come after it.
+        self._graves: OrderedDict[str, str] = OrderedDict()
         self._tasks: list[asyncio.Task[None]] = []
+        self._commands: set[asyncio.Task[None]] = set()
         self._acquire_s: deque[float] = deque(maxlen=_WINDOW)
         self.creates_total = 0
         self.execs_total = 0
@@ -100,29 +137,50 @@ class SessionTable:
         return {name: len(channels) for name, channels in self._ready.items()}
 
     @property
+    def targets(self) -> dict[str, int]:
+        return self._config.pool
+
+    @property
+    def toolchains(self) -> tuple[str, ...]:
+        return self._backend.toolchains
+
+    def limits_of(self, spec: events_pb2.SandboxSpec) -> SessionLimits:
+        return _limits(spec, self._defaults)
+
+    @property
     def acquire_ms_p50(self) -> float:
         ordered = sorted(self._acquire_s)
         return ordered[len(ordered) // 2] * 1000 if ordered else 0.0
 
     async def acquire(
-        self, spec: events_pb2.SandboxSpec, *, request_id: str, lease_s: float
+        self,
+        spec: events_pb2.SandboxSpec,
+        *,
+        request_id: str,
+        lease_s: float,
+        origin: tuple[Layer, ...] = (),
     ) -> Session:
-        """A session for ``spec``; the same ``request_id`` gives the same session.
+        """A session for ``spec`` over the layers ``origin``; the same ``request_id`` gives the same
+        session.
 
         Waits for a free place, first come first served, until the caller's deadline cancels it.
         """
+        return await self.once(request_id, lambda: self._make(spec, lease_s, origin))
+
+    async def once(self, request_id: str, work: Callable[[], Awaitable[_T]]) -> _T:
+        """The result of ``work``; of calls with the same id only the first does it."""
         while (known := self._requests.get(request_id)) is not None:
             try:
-                return await asyncio.shield(known)
+                return cast(_T, await asyncio.shield(known))
             except asyncio.CancelledError:
                 if not known.cancelled():
                     raise
-                # The call that was making it went away; now it is up to us.
-        promise: asyncio.Future[Session] = asyncio.get_running_loop().create_future()
+                # The call that was doing it went away; now it is up to us.
+        promise: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
         if request_id:
             self._remember(request_id, promise)
         try:
-            session = await self._make(spec, lease_s=lease_s)
+            result = await work()
         except asyncio.CancelledError:
             self._requests.pop(request_id, None)
             promise.cancel()
@@ -133,8 +191,8 @@ class SessionTable:
             # Whoever waits gets it too; it is no loss when nobody does.
             promise.exception()
             raise
-        promise.set_result(session)
-        return session
+        promise.set_result(result)
+        return result
 
     async def release(self, session_id: str) -> None:
         """End a session. Not an error when it is gone already."""
@@ -155,37 +213,166 @@ class SessionTable:
         """
         promise = self._requests.get(request_id)
         if promise is not None and promise.done() and not promise.exception():
-            await self.release(promise.result().session_id)
+            made = promise.result()
+            if isinstance(made, Session):
+                await self.release(made.session_id)
 
-    async def lost(self, session_id: str) -> None:
-        """A session died under its user: what is left of it is ended."""
-        self.lost_total += 1
-        await self.release(session_id)
+    def run(
+        self, session: Session, request: dict[str, Any], *, timeout_s: float, request_id: str
+    ) -> Command:
+        """Start a command; one that was asked for before with the same id is only found again."""
+        for known in session.history.values():
+            if request_id and known.request_id == request_id:
+                return known
+        channel = session.channel
+        command = Command(channel, generation=session.generation, request_id=request_id)
+        session.history[command.process_id] = command
+        for old in [c for c in session.history.values() if c.done][:-_REMEMBERED_COMMANDS]:
+            del session.history[old.process_id]
+        session.commands += 1
+        self.execs_total += 1
+        task = command.start(request, timeout_s=timeout_s, lost=lambda: self.lost(session, channel))
+        self._commands.add(task)
+        task.add_done_callback(self._commands.discard)
+        return command
+
+    async def lost(self, session: Session, channel: Channel) -> str:
+        """A session died under its user: what is left of it is ended. Returns the cause.
+
+        A guest that was replaced meanwhile was ended on purpose.
+        """
+        if session.channel is not channel:
+            return "replaced"
+        group = channel.group
+        cause = "oom" if group is not None and group.memory_killed() else "died"
+        if session.session_id in self._live:
+            self.lost_total += 1
+            self._graves[session.session_id] = cause
+            while len(self._graves) > _REMEMBERED_REQUESTS:
+                self._graves.popitem(last=False)
+        await self.release(session.session_id)
+        return cause
+
+    async def snapshot(self, session: Session) -> Snapshot:
+        """Its files as they are now. Its processes end; the session goes on over the snapshot."""
+        self._must_layer()
+        async with session.turn:
+            await _end_commands(session)
+            # Nothing runs any more: the layer does not change, and the new guest may come up over
+            # it while the old one ends.
+            layers = session.stack
+            if len(layers) >= MAX_LAYERS:
+                layers = (await self._flatten(session, layers),)
+            old = session.channel
+            await asyncio.gather(self._replace(session, layers), old.close())
+            made = Snapshot(
+                snapshot_id=uuid.uuid4().hex, toolchain=session.toolchain, layers=layers
+            )
+        self._keep(made)
+        return made
+
+    async def restore(self, session: Session, layers: tuple[Layer, ...]) -> int:
+        """Back to ``layers``, whatever was written since. Returns the new generation."""
+        async with session.turn:
+            await session.channel.close()
+            await self._replace(session, layers)
+            session.generation += 1
+            session.history.clear()
+        return session.generation
+
+    async def reset(self, session: Session) -> int:
+        """Back to how it was made. Returns the new generation."""
+        generation = await self.restore(session, session.origin)
+        if session.files:
+            await _put(session.channel, session.files, session.limits.wall_s)
+        return generation
+
+    def find_snapshot(self, snapshot_id: str) -> Snapshot:
+        """``RefusedError`` when there is none."""
+        snapshot = self._snapshots.get(snapshot_id)
+        if snapshot is None:
+            raise RefusedError(
+                f"no snapshot {snapshot_id!r} here: it was dropped, or is of another executor"
+            )
+        return snapshot
+
+    def drop_snapshot(self, snapshot_id: str) -> None:
+        self._snapshots.pop(snapshot_id, None)
+
+    async def pack(self, snapshot: Snapshot) -> bytes:
+        """A snapshot as bytes that any executor can ``unpack``."""
+        limit = inodes(self._defaults.disk_bytes)
+        return await asyncio.to_thread(layers_of.pack, snapshot.layers, limit=limit)
+
+    async def unpack(self, data: bytes, toolchain: str, limits: SessionLimits) -> Layer:
+        """A layer with the files of a packed snapshot."""
+        self._must_layer()
+        # A layer comes with a session; this one is only made for it.
+        channel = await self._backend.create(toolchain, limits)
+        try:
+            layer = channel.disk
+        finally:
+            await channel.close()
+        assert layer is not None, "a backend with layers gives one with each session"
+        await asyncio.to_thread(layers_of.unpack, data, layer)
+        return layer
+
+    async def _flatten(self, session: Session, layers: tuple[Layer, ...]) -> Layer:
+        limit = inodes(session.limits.disk_bytes) * len(layers)
+        data = await asyncio.to_thread(layers_of.pack, layers, limit=limit)
+        return await self.unpack(data, session.toolchain, session.limits)
+
+    async def _replace(self, session: Session, below: tuple[Layer, ...]) -> None:
+        """A new guest for a session whose old one has ended. Where there is none it is over."""
+        try:
+            channel = await self._backend.create(session.toolchain, session.limits, below)
+        except BaseException:
+            await self.lost(session, session.channel)
+            raise
+        if session.session_id not in self._live:
+            await channel.close()
+            raise SandboxLostError(f"session {session.session_id!r} was ended meanwhile")
+        session.channel, session.below = channel, below
+
+    def _keep(self, snapshot: Snapshot) -> None:
+        self._snapshots[snapshot.snapshot_id] = snapshot
+        while len(self._snapshots) > self._config.max_snapshots:
+            dropped, _ = self._snapshots.popitem(last=False)
+            log.warning("oldest snapshot dropped", snapshot=dropped)
+
+    def _must_layer(self) -> None:
+        if not self._backend.layered:
+            raise RefusedError(
+                f"no snapshots with the backend {self._backend.name} here: `missing` says why"
+            )
 
     def find(self, session_id: str) -> Session:
         """The session; ``SandboxLostError`` when it is not there (any more)."""
         session = self._live.get(session_id)
         if session is None:
+            cause = self._graves.get(session_id)
             raise SandboxLostError(
-                f"no session {session_id!r} here",
-                hint="its lease ran out, it died, or it was ended",
+                f"session {session_id!r} died ({cause})"
+                if cause
+                else f"no session {session_id!r} here",
+                hint="" if cause else "its lease ran out, it died, or it was ended",
             )
         return session
 
-    async def _make(self, spec: events_pb2.SandboxSpec, *, lease_s: float) -> Session:
+    async def _make(
+        self, spec: events_pb2.SandboxSpec, lease_s: float, origin: tuple[Layer, ...]
+    ) -> Session:
         started = time.monotonic()
         limits = _limits(spec, self._defaults)
         await self._places.acquire()
         channel: Channel | None = None
         try:
-            channel = await self._take_ready(spec.toolchain, limits)
+            if not origin:
+                channel = await self._take_ready(spec.toolchain, limits)
             if channel is None:
-                channel = await self._backend.create(spec.toolchain, limits)
+                channel = await self._backend.create(spec.toolchain, limits, origin)
             if spec.files:
-                async for _ in channel.request(
-                    {"op": "put", "files": dict(spec.files)}, timeout_s=limits.wall_s
-                ):
-                    pass
+                await _put(channel, spec.files, limits.wall_s)
         except BaseException:
             if channel is not None:
                 await channel.close()
@@ -199,6 +386,9 @@ class SessionTable:
             channel=channel,
             lease_s=lease,
             lease_until=time.monotonic() + lease,
+            below=origin,
+            origin=origin,
+            files=dict(spec.files),
         )
         self._live[session.session_id] = session
         self.creates_total += 1
@@ -250,7 +440,7 @@ class SessionTable:
                 with contextlib.suppress(InfraError):
                     await self.release(session.session_id)
 
-    def _remember(self, request_id: str, promise: asyncio.Future[Session]) -> None:
+    def _remember(self, request_id: str, promise: asyncio.Future[Any]) -> None:
         self._requests[request_id] = promise
         while len(self._requests) > _REMEMBERED_REQUESTS:
             self._requests.popitem(last=False)
@@ -264,7 +454,21 @@ def _default_limits(config: SandboxesConfig) -> SessionLimits:
         disk_bytes=limits.disk_bytes,
         wall_s=limits.wall_s,
         output_bytes=limits.output_bytes,
+        cpus=limits.cpus,
     )
+
+
+async def _put(channel: Channel, files: Mapping[str, bytes], timeout_s: float) -> None:
+    async for _ in channel.request({"op": "put", "files": dict(files)}, timeout_s=timeout_s):
+        pass
+
+
+async def _end_commands(session: Session) -> None:
+    """Kill what runs and wait for its end: it is a result, and not the session's death."""
+    for command in session.history.values():
+        await command.kill()
+    async for _ in session.channel.request({"op": "sweep"}, timeout_s=_PING_S):
+        pass
 
 
 def _limits(spec: events_pb2.SandboxSpec, defaults: SessionLimits) -> SessionLimits:
@@ -274,4 +478,5 @@ def _limits(spec: events_pb2.SandboxSpec, defaults: SessionLimits) -> SessionLim
         disk_bytes=spec.disk_bytes or defaults.disk_bytes,
         wall_s=defaults.wall_s,
         output_bytes=defaults.output_bytes,
+        cpus=defaults.cpus,
     )

@@ -6,9 +6,14 @@ mount namespace of its own), and forks a session per request: user, mount, pid, 
 and cgroup namespaces, private tmpfs, no capabilities, seccomp; then the forked interpreter is the
 guest, so that a session needs no start of Python.
 
+What a session writes goes to a layer: a tmpfs of limited size that is mounted nowhere, and that only
+its descriptor keeps. The session sees it through an overlay, on top of the layers of a snapshot;
+the executor gets the descriptor, and with it the files outlive their session.
+
 Runs as a plain script with the standard library only. Request, one datagram: a marshalled dict and
-one descriptor, the session's end of its channel. Answer, on that channel: ``p`` and the host pid of
-the session's PID 1, or ``r`` and what went wrong. The end of the control socket is the end of the
+descriptors: the session's end of its channel, then the layers below, uppermost first. Answer, on
+that channel: ``d`` with the descriptor of the writable layer, ``p`` and the host pid of the
+session's PID 1, or ``r`` and what went wrong. The end of the control socket is the end of the
 zygote; sessions end with their own channels.
 """
 
@@ -39,6 +44,12 @@ INSIDE_ID = 1000
 DEVICES = ("null", "zero", "full", "random", "urandom")
 MASKED = ("kcore", "keys", "timer_list", "sched_debug", "sysrq-trigger")
 READ_ONLY_PROC = ("sys", "irq", "bus", "fs")
+# The mount calls by descriptor (Linux 5.2, of detached trees 6.15), the same on all architectures.
+OPEN_TREE, MOVE_MOUNT, FSOPEN, FSCONFIG, FSMOUNT, MOUNT_SETATTR = 428, 429, 430, 431, 432, 442
+SET_STRING, CREATE, EMPTY_PATH, CLONE_TREE, CLOEXEC = 1, 6, 0x1000, 1, 0x80000
+ATTR_NOSUID, ATTR_NODEV, ATTR_IDMAP = 2, 4, 0x100000
+# Snapshots are flattened before they stand on so many layers.
+MAX_LAYERS = 20
 SIOCSIFFLAGS, IFF_UP_RUNNING = 0x8914, 0x41
 
 
@@ -82,6 +93,9 @@ def build_root(root, binds, files):
         with open(root + "/dev/" + name, "w"):
             pass
         mount("/dev/" + name, root + "/dev/" + name, None, BIND)
+    os.makedirs(root + "/run/layers/empty")
+    for number in (*range(MAX_LAYERS + 1), "merged"):
+        os.mkdir(root + "/run/layers/%s" % number)
     os.mkdir(root + "/dev/shm")
     os.symlink("/proc/self/fd", root + "/dev/fd")
     for number, name in enumerate(("stdin", "stdout", "stderr")):
@@ -113,14 +127,63 @@ def write(path, text):
         out.write(text)
 
 
-def build_session(request, root):
+def new_layer(request):
+    """A detached tmpfs: ``files`` is what a session writes, ``work`` is the overlay's own."""
+    owner = INSIDE_ID if request["host_uid"] is not None else 0
+    context = check(LIBC.syscall(FSOPEN, b"tmpfs", 1), "fsopen")
+    options = {"size": request["disk_bytes"], "nr_inodes": request["inodes"], "mode": 755}
+    for name, value in options.items():
+        call = LIBC.syscall(FSCONFIG, context, SET_STRING, name.encode(), b"%d" % value, 0)
+        check(call, "fsconfig " + name)
+    check(LIBC.syscall(FSCONFIG, context, CREATE, None, None, 0), "tmpfs")
+    layer = check(LIBC.syscall(FSMOUNT, context, 1, ATTR_NOSUID | ATTR_NODEV), "fsmount")
+    os.close(context)
+    for name in ("files", "work", "files/work", "files/tmp"):
+        os.mkdir(name, 0o755, dir_fd=layer)
+        os.chown(name, owner, owner, dir_fd=layer)
+    return layer
+
+
+def clone(layer):
+    flags = ctypes.c_uint(CLONE_TREE | CLOEXEC | EMPTY_PATH)
+    return check(LIBC.syscall(OPEN_TREE, layer, b"", flags), "open_tree")
+
+
+def map_owner(layer, pid):
+    """The files of layers belong to the id inside; to this session they show as its own."""
+    namespace = os.open("/proc/%d/ns/user" % pid, os.O_RDONLY)
+    attributes = b"".join(n.to_bytes(8, sys.byteorder) for n in (ATTR_IDMAP, 0, 0, namespace))
+    size = ctypes.c_size_t(len(attributes))
+    result = LIBC.syscall(MOUNT_SETATTR, layer, b"", EMPTY_PATH, attributes, size)
+    os.close(namespace)
+    check(result, "mount_setattr")
+
+
+def stack_layers(layers):
+    """The overlay at /work and /tmp. The places where its layers were mounted are left empty."""
+    for number, layer in enumerate(layers):
+        place = b"run/layers/%d" % number
+        check(LIBC.syscall(MOVE_MOUNT, layer, b"", -100, place, 4), "move_mount")
+    below = ["run/layers/%d/files" % n for n in range(1, len(layers))] or ["run/layers/empty"]
+    options = "lowerdir=%s,upperdir=run/layers/0/files,workdir=run/layers/0/work,userxattr"
+    mount("overlay", "run/layers/merged", "overlay", NOSUID | NODEV, options % ":".join(below))
+    for name in ("work", "tmp"):
+        mount("run/layers/merged/" + name, name, None, BIND)
+    for place in (*range(len(layers)), "merged"):
+        check(LIBC.umount2(b"run/layers/%s" % str(place).encode(), DETACH), "umount a layer")
+
+
+def build_session(request, root, layers):
     """Private mounts over the shared root, and into it. Runs as PID 1 of the session."""
     mount(None, "/", None, REC | PRIVATE)
     mount(root, root, None, BIND | REC)
     os.chdir(root)
-    size = "size=%d,nr_inodes=%d,mode=755" % (request["disk_bytes"], request["inodes"])
-    mount("work", "work", "tmpfs", NOSUID | NODEV, size)
-    mount("tmp", "tmp", "tmpfs", NOSUID | NODEV, size)
+    if layers:
+        stack_layers(layers)
+    else:
+        size = "size=%d,nr_inodes=%d,mode=755" % (request["disk_bytes"], request["inodes"])
+        mount("work", "work", "tmpfs", NOSUID | NODEV, size)
+        mount("tmp", "tmp", "tmpfs", NOSUID | NODEV, size)
     mount("shm", "dev/shm", "tmpfs", NOSUID | NODEV, "size=%d,mode=755" % request["shm_bytes"])
     mount("proc", "proc", "proc", NOSUID | NODEV | NOEXEC)
     for name in MASKED:
@@ -164,9 +227,11 @@ def give_up_powers(seccomp):
         check(LIBC.prctl(PR_SET_SECCOMP, 2, ctypes.byref(program), 0, 0), "seccomp")
 
 
-def become_session(request, channel, ready, go, root):
+def become_session(request, channel, sync, root, layers):
     """In the forked child: namespaces, then a second fork whose child is PID 1. Never returns."""
-    become_user(request, ready, go)
+    for place in request["cgroup"]:
+        write(place, "0")
+    become_user(request, *sync)
     check(LIBC.unshare(NEWNS | NEWPID | NEWNET | NEWIPC | NEWUTS | NEWCGROUP), "namespaces")
     wait, release = os.pipe()
     pid = os.fork()
@@ -182,7 +247,7 @@ def become_session(request, channel, ready, go, root):
         os._exit(1)
     os.close(wait)
     os.setsid()
-    build_session(request, root)
+    build_session(request, root, layers)
     give_up_powers(request["seccomp"])
     os.dup2(channel, 3)
     os.closerange(4, 4096)
@@ -207,8 +272,17 @@ def move_standard_library(inside):
     sys.executable = inside + "/bin/python3"
 
 
-def fork_session(request, channel, root):
+def fork_session(request, channel, below, root):
     """Fork a session and, as root, give it its ids; the rest it does by itself."""
+    layers = []
+    if request["layered"]:
+        kept = new_layer(request)
+        layers = [clone(layer) for layer in (kept, *below)]
+        _socket.socket(fileno=os.dup(channel)).sendmsg(
+            [b"d" + bytes(4)],
+            [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, kept.to_bytes(4, sys.byteorder))],
+        )
+        os.close(kept)
     ready_read, ready = os.pipe()
     go_read, go = os.pipe()
     pid = os.fork()
@@ -217,7 +291,7 @@ def fork_session(request, channel, root):
         os.close(ready_read)
         os.close(go)
         try:
-            become_session(request, channel, ready, go_read, root)
+            become_session(request, channel, (ready, go_read), root, layers)
         except BaseException as error:
             guest.CONTROL = channel
             guest.send(b"r", str(error).encode())
@@ -232,10 +306,31 @@ def fork_session(request, channel, root):
             write("/proc/%d/setgroups" % pid, "deny")
             for name in ("uid_map", "gid_map"):
                 write("/proc/%d/%s" % (pid, name), "%d %d 1" % (INSIDE_ID, request["host_uid"]))
+            for layer in layers:
+                map_owner(layer, pid)
         os.write(go, b"g")
     finally:
-        os.close(ready_read)
-        os.close(go)
+        for fd in (ready_read, go, *layers):
+            os.close(fd)
+
+
+def can_layer():
+    """Whether this kernel clones detached mounts and stacks them (Linux 6.15)."""
+    try:
+        layer = new_layer({"host_uid": None, "disk_bytes": 1 << 20, "inodes": 16})
+        os.close(clone(layer))
+        os.close(layer)
+    except OSError:
+        return False
+    return True
+
+
+def hide_command_line():
+    """The command line of a fork is ours, and it holds a path of the host."""
+    with open("/proc/self/stat", "rb") as stat:
+        fields = stat.read().rpartition(b")")[2].split()
+    begin, end = int(fields[45]), int(fields[46])
+    ctypes.memset(begin, 0, end - begin)
 
 
 def enter_own_namespaces(as_root):
@@ -268,23 +363,29 @@ def main():
         control.send(str(error).encode())
         os._exit(1)
     guest.warm()
-    control.send(b"ready")
+    hide_command_line()
+    control.send(b"ready layered" if can_layer() else b"ready")
     gc.disable()
     gc.freeze()
     while True:
-        data, ancillary, _, _ = control.recvmsg(1 << 16, _socket.CMSG_SPACE(4))
+        size = _socket.CMSG_SPACE(4 * (MAX_LAYERS + 1))
+        data, ancillary, _, _ = control.recvmsg(1 << 16, size)
         if not data:
             os._exit(0)
-        channel = int.from_bytes(ancillary[0][2][:4], sys.byteorder)
+        packed = ancillary[0][2]
+        channel, *below = (
+            int.from_bytes(packed[i : i + 4], sys.byteorder) for i in range(0, len(packed) - 3, 4)
+        )
         try:
-            fork_session(marshal.loads(data), channel, root)
+            fork_session(marshal.loads(data), channel, below, root)
         except OSError as error:
             guest.CONTROL = channel
             try:
                 guest.send(b"r", str(error).encode())
             except OSError:
                 pass  # whoever asked is gone
-        os.close(channel)
+        for fd in (channel, *below):
+            os.close(fd)
 
 
 if __name__ == "__main__":

@@ -133,6 +133,8 @@ class ServiceConfig(Section):
     # 0 takes a free port; the port is written to <run.dir>/services/<name>.json.
     health_port: Port = 0
     drain_s: float = Field(default=20.0, gt=0)
+    # With work waiting and nothing done for so long, the service ends and is started again.
+    stall_s: float = Field(default=180.0, gt=0)
 
 
 class ModelConfig(Section):
@@ -299,6 +301,8 @@ class SandboxesConfig(ServiceConfig):
     # gRPC; 0 takes a free port.
     port: Port = 0
     max_sessions: Positive = 256
+    # The oldest is dropped when there is one more.
+    max_snapshots: Positive = 1024
     # Sessions kept ready, by toolchain.
     pool: dict[str, int] = Field(default_factory=lambda: {"python": 16})
     lease_s: float = Field(default=30.0, gt=0)

@@ -39,6 +39,11 @@ class SandboxServiceStub:
                 request_serializer=rollstream_dot_v1_dot_sandbox__pb2.CreateRequest.SerializeToString,
                 response_deserializer=rollstream_dot_v1_dot_sandbox__pb2.CreateResponse.FromString,
                 _registered_method=True)
+        self.Get = channel.unary_unary(
+                '/rollstream.v1.SandboxService/Get',
+                request_serializer=rollstream_dot_v1_dot_sandbox__pb2.GetRequest.SerializeToString,
+                response_deserializer=rollstream_dot_v1_dot_sandbox__pb2.GetResponse.FromString,
+                _registered_method=True)
         self.List = channel.unary_unary(
                 '/rollstream.v1.SandboxService/List',
                 request_serializer=rollstream_dot_v1_dot_sandbox__pb2.ListRequest.SerializeToString,
@@ -48,6 +53,31 @@ class SandboxServiceStub:
                 '/rollstream.v1.SandboxService/RenewLease',
                 request_serializer=rollstream_dot_v1_dot_sandbox__pb2.RenewLeaseRequest.SerializeToString,
                 response_deserializer=rollstream_dot_v1_dot_sandbox__pb2.RenewLeaseResponse.FromString,
+                _registered_method=True)
+        self.Reset = channel.unary_unary(
+                '/rollstream.v1.SandboxService/Reset',
+                request_serializer=rollstream_dot_v1_dot_sandbox__pb2.ResetRequest.SerializeToString,
+                response_deserializer=rollstream_dot_v1_dot_sandbox__pb2.ResetResponse.FromString,
+                _registered_method=True)
+        self.Snapshot = channel.unary_unary(
+                '/rollstream.v1.SandboxService/Snapshot',
+                request_serializer=rollstream_dot_v1_dot_sandbox__pb2.SnapshotRequest.SerializeToString,
+                response_deserializer=rollstream_dot_v1_dot_sandbox__pb2.SnapshotResponse.FromString,
+                _registered_method=True)
+        self.Restore = channel.unary_unary(
+                '/rollstream.v1.SandboxService/Restore',
+                request_serializer=rollstream_dot_v1_dot_sandbox__pb2.RestoreRequest.SerializeToString,
+                response_deserializer=rollstream_dot_v1_dot_sandbox__pb2.RestoreResponse.FromString,
+                _registered_method=True)
+        self.ExportSnapshot = channel.unary_unary(
+                '/rollstream.v1.SandboxService/ExportSnapshot',
+                request_serializer=rollstream_dot_v1_dot_sandbox__pb2.ExportSnapshotRequest.SerializeToString,
+                response_deserializer=rollstream_dot_v1_dot_sandbox__pb2.ExportSnapshotResponse.FromString,
+                _registered_method=True)
+        self.DropSnapshot = channel.unary_unary(
+                '/rollstream.v1.SandboxService/DropSnapshot',
+                request_serializer=rollstream_dot_v1_dot_sandbox__pb2.DropSnapshotRequest.SerializeToString,
+                response_deserializer=rollstream_dot_v1_dot_sandbox__pb2.DropSnapshotResponse.FromString,
                 _registered_method=True)
         self.Destroy = channel.unary_unary(
                 '/rollstream.v1.SandboxService/Destroy',
@@ -64,6 +94,21 @@ class SandboxServiceStub:
                 request_serializer=rollstream_dot_v1_dot_sandbox__pb2.ExecRequest.SerializeToString,
                 response_deserializer=rollstream_dot_v1_dot_sandbox__pb2.ExecResponse.FromString,
                 _registered_method=True)
+        self.Attach = channel.unary_stream(
+                '/rollstream.v1.SandboxService/Attach',
+                request_serializer=rollstream_dot_v1_dot_sandbox__pb2.AttachRequest.SerializeToString,
+                response_deserializer=rollstream_dot_v1_dot_sandbox__pb2.AttachResponse.FromString,
+                _registered_method=True)
+        self.WriteStdin = channel.unary_unary(
+                '/rollstream.v1.SandboxService/WriteStdin',
+                request_serializer=rollstream_dot_v1_dot_sandbox__pb2.WriteStdinRequest.SerializeToString,
+                response_deserializer=rollstream_dot_v1_dot_sandbox__pb2.WriteStdinResponse.FromString,
+                _registered_method=True)
+        self.Signal = channel.unary_unary(
+                '/rollstream.v1.SandboxService/Signal',
+                request_serializer=rollstream_dot_v1_dot_sandbox__pb2.SignalRequest.SerializeToString,
+                response_deserializer=rollstream_dot_v1_dot_sandbox__pb2.SignalResponse.FromString,
+                _registered_method=True)
         self.PutFiles = channel.unary_unary(
                 '/rollstream.v1.SandboxService/PutFiles',
                 request_serializer=rollstream_dot_v1_dot_sandbox__pb2.PutFilesRequest.SerializeToString,
@@ -73,6 +118,36 @@ class SandboxServiceStub:
                 '/rollstream.v1.SandboxService/GetFiles',
                 request_serializer=rollstream_dot_v1_dot_sandbox__pb2.GetFilesRequest.SerializeToString,
                 response_deserializer=rollstream_dot_v1_dot_sandbox__pb2.GetFilesResponse.FromString,
+                _registered_method=True)
+        self.PutFile = channel.stream_unary(
+                '/rollstream.v1.SandboxService/PutFile',
+                request_serializer=rollstream_dot_v1_dot_sandbox__pb2.PutFileRequest.SerializeToString,
+                response_deserializer=rollstream_dot_v1_dot_sandbox__pb2.PutFileResponse.FromString,
+                _registered_method=True)
+        self.GetFile = channel.unary_stream(
+                '/rollstream.v1.SandboxService/GetFile',
+                request_serializer=rollstream_dot_v1_dot_sandbox__pb2.GetFileRequest.SerializeToString,
+                response_deserializer=rollstream_dot_v1_dot_sandbox__pb2.GetFileResponse.FromString,
+                _registered_method=True)
+        self.StatFile = channel.unary_unary(
+                '/rollstream.v1.SandboxService/StatFile',
+                request_serializer=rollstream_dot_v1_dot_sandbox__pb2.StatFileRequest.SerializeToString,
+                response_deserializer=rollstream_dot_v1_dot_sandbox__pb2.StatFileResponse.FromString,
+                _registered_method=True)
+        self.ListFiles = channel.unary_unary(
+                '/rollstream.v1.SandboxService/ListFiles',
+                request_serializer=rollstream_dot_v1_dot_sandbox__pb2.ListFilesRequest.SerializeToString,
+                response_deserializer=rollstream_dot_v1_dot_sandbox__pb2.ListFilesResponse.FromString,
+                _registered_method=True)
+        self.RemoveFile = channel.unary_unary(
+                '/rollstream.v1.SandboxService/RemoveFile',
+                request_serializer=rollstream_dot_v1_dot_sandbox__pb2.RemoveFileRequest.SerializeToString,
+                response_deserializer=rollstream_dot_v1_dot_sandbox__pb2.RemoveFileResponse.FromString,
+                _registered_method=True)
+        self.Diff = channel.unary_unary(
+                '/rollstream.v1.SandboxService/Diff',
+                request_serializer=rollstream_dot_v1_dot_sandbox__pb2.DiffRequest.SerializeToString,
+                response_deserializer=rollstream_dot_v1_dot_sandbox__pb2.DiffResponse.FromString,
                 _registered_method=True)
 
 
@@ -85,6 +160,12 @@ class SandboxServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Get(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def List(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -92,6 +173,40 @@ class SandboxServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def RenewLease(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Reset(self, request, context):
+        """Back to how it was made: what was written is gone, the generation rises.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Snapshot(self, request, context):
+        """Processes end, files stay: what is written after it can be taken back. Restoring it raises the generation; a session
+        made from it is a fork.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Restore(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ExportSnapshot(self, request, context):
+        """To the blob store, from where every executor can restore it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DropSnapshot(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -116,14 +231,73 @@ class SandboxServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def PutFiles(self, request, context):
+    def Attach(self, request, context):
+        """The frames of a command from a number on, those that it still writes included.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WriteStdin(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Signal(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PutFiles(self, request, context):
+        """Small files at once.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetFiles(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PutFile(self, request_iterator, context):
+        """One file in pieces: it appears, whole, when the last piece is there and the digest is right.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetFile(self, request, context):
+        """One file in pieces, its digest last.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def StatFile(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListFiles(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RemoveFile(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Diff(self, request, context):
+        """What differs from a snapshot.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -136,6 +310,11 @@ def add_SandboxServiceServicer_to_server(servicer, server):
                     request_deserializer=rollstream_dot_v1_dot_sandbox__pb2.CreateRequest.FromString,
                     response_serializer=rollstream_dot_v1_dot_sandbox__pb2.CreateResponse.SerializeToString,
             ),
+            'Get': grpc.unary_unary_rpc_method_handler(
+                    servicer.Get,
+                    request_deserializer=rollstream_dot_v1_dot_sandbox__pb2.GetRequest.FromString,
+                    response_serializer=rollstream_dot_v1_dot_sandbox__pb2.GetResponse.SerializeToString,
+            ),
             'List': grpc.unary_unary_rpc_method_handler(
                     servicer.List,
                     request_deserializer=rollstream_dot_v1_dot_sandbox__pb2.ListRequest.FromString,
@@ -145,6 +324,31 @@ def add_SandboxServiceServicer_to_server(servicer, server):
                     servicer.RenewLease,
                     request_deserializer=rollstream_dot_v1_dot_sandbox__pb2.RenewLeaseRequest.FromString,
                     response_serializer=rollstream_dot_v1_dot_sandbox__pb2.RenewLeaseResponse.SerializeToString,
+            ),
+            'Reset': grpc.unary_unary_rpc_method_handler(
+                    servicer.Reset,
+                    request_deserializer=rollstream_dot_v1_dot_sandbox__pb2.ResetRequest.FromString,
+                    response_serializer=rollstream_dot_v1_dot_sandbox__pb2.ResetResponse.SerializeToString,
+            ),
+            'Snapshot': grpc.unary_unary_rpc_method_handler(
+                    servicer.Snapshot,
+                    request_deserializer=rollstream_dot_v1_dot_sandbox__pb2.SnapshotRequest.FromString,
+                    response_serializer=rollstream_dot_v1_dot_sandbox__pb2.SnapshotResponse.SerializeToString,
+            ),
+            'Restore': grpc.unary_unary_rpc_method_handler(
+                    servicer.Restore,
+                    request_deserializer=rollstream_dot_v1_dot_sandbox__pb2.RestoreRequest.FromString,
+                    response_serializer=rollstream_dot_v1_dot_sandbox__pb2.RestoreResponse.SerializeToString,
+            ),
+            'ExportSnapshot': grpc.unary_unary_rpc_method_handler(
+                    servicer.ExportSnapshot,
+                    request_deserializer=rollstream_dot_v1_dot_sandbox__pb2.ExportSnapshotRequest.FromString,
+                    response_serializer=rollstream_dot_v1_dot_sandbox__pb2.ExportSnapshotResponse.SerializeToString,
+            ),
+            'DropSnapshot': grpc.unary_unary_rpc_method_handler(
+                    servicer.DropSnapshot,
+                    request_deserializer=rollstream_dot_v1_dot_sandbox__pb2.DropSnapshotRequest.FromString,
+                    response_serializer=rollstream_dot_v1_dot_sandbox__pb2.DropSnapshotResponse.SerializeToString,
             ),
             'Destroy': grpc.unary_unary_rpc_method_handler(
                     servicer.Destroy,
@@ -161,6 +365,21 @@ def add_SandboxServiceServicer_to_server(servicer, server):
                     request_deserializer=rollstream_dot_v1_dot_sandbox__pb2.ExecRequest.FromString,
                     response_serializer=rollstream_dot_v1_dot_sandbox__pb2.ExecResponse.SerializeToString,
             ),
+            'Attach': grpc.unary_stream_rpc_method_handler(
+                    servicer.Attach,
+                    request_deserializer=rollstream_dot_v1_dot_sandbox__pb2.AttachRequest.FromString,
+                    response_serializer=rollstream_dot_v1_dot_sandbox__pb2.AttachResponse.SerializeToString,
+            ),
+            'WriteStdin': grpc.unary_unary_rpc_method_handler(
+                    servicer.WriteStdin,
+                    request_deserializer=rollstream_dot_v1_dot_sandbox__pb2.WriteStdinRequest.FromString,
+                    response_serializer=rollstream_dot_v1_dot_sandbox__pb2.WriteStdinResponse.SerializeToString,
+            ),
+            'Signal': grpc.unary_unary_rpc_method_handler(
+                    servicer.Signal,
+                    request_deserializer=rollstream_dot_v1_dot_sandbox__pb2.SignalRequest.FromString,
+                    response_serializer=rollstream_dot_v1_dot_sandbox__pb2.SignalResponse.SerializeToString,
+            ),
             'PutFiles': grpc.unary_unary_rpc_method_handler(
                     servicer.PutFiles,
                     request_deserializer=rollstream_dot_v1_dot_sandbox__pb2.PutFilesRequest.FromString,
@@ -170,6 +389,36 @@ def add_SandboxServiceServicer_to_server(servicer, server):
                     servicer.GetFiles,
                     request_deserializer=rollstream_dot_v1_dot_sandbox__pb2.GetFilesRequest.FromString,
                     response_serializer=rollstream_dot_v1_dot_sandbox__pb2.GetFilesResponse.SerializeToString,
+            ),
+            'PutFile': grpc.stream_unary_rpc_method_handler(
+                    servicer.PutFile,
+                    request_deserializer=rollstream_dot_v1_dot_sandbox__pb2.PutFileRequest.FromString,
+                    response_serializer=rollstream_dot_v1_dot_sandbox__pb2.PutFileResponse.SerializeToString,
+            ),
+            'GetFile': grpc.unary_stream_rpc_method_handler(
+                    servicer.GetFile,
+                    request_deserializer=rollstream_dot_v1_dot_sandbox__pb2.GetFileRequest.FromString,
+                    response_serializer=rollstream_dot_v1_dot_sandbox__pb2.GetFileResponse.SerializeToString,
+            ),
+            'StatFile': grpc.unary_unary_rpc_method_handler(
+                    servicer.StatFile,
+                    request_deserializer=rollstream_dot_v1_dot_sandbox__pb2.StatFileRequest.FromString,
+                    response_serializer=rollstream_dot_v1_dot_sandbox__pb2.StatFileResponse.SerializeToString,
+            ),
+            'ListFiles': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListFiles,
+                    request_deserializer=rollstream_dot_v1_dot_sandbox__pb2.ListFilesRequest.FromString,
+                    response_serializer=rollstream_dot_v1_dot_sandbox__pb2.ListFilesResponse.SerializeToString,
+            ),
+            'RemoveFile': grpc.unary_unary_rpc_method_handler(
+                    servicer.RemoveFile,
+                    request_deserializer=rollstream_dot_v1_dot_sandbox__pb2.RemoveFileRequest.FromString,
+                    response_serializer=rollstream_dot_v1_dot_sandbox__pb2.RemoveFileResponse.SerializeToString,
+            ),
+            'Diff': grpc.unary_unary_rpc_method_handler(
+                    servicer.Diff,
+                    request_deserializer=rollstream_dot_v1_dot_sandbox__pb2.DiffRequest.FromString,
+                    response_serializer=rollstream_dot_v1_dot_sandbox__pb2.DiffResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -199,6 +448,33 @@ class SandboxService:
             '/rollstream.v1.SandboxService/Create',
             rollstream_dot_v1_dot_sandbox__pb2.CreateRequest.SerializeToString,
             rollstream_dot_v1_dot_sandbox__pb2.CreateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Get(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rollstream.v1.SandboxService/Get',
+            rollstream_dot_v1_dot_sandbox__pb2.GetRequest.SerializeToString,
+            rollstream_dot_v1_dot_sandbox__pb2.GetResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -253,6 +529,141 @@ class SandboxService:
             '/rollstream.v1.SandboxService/RenewLease',
             rollstream_dot_v1_dot_sandbox__pb2.RenewLeaseRequest.SerializeToString,
             rollstream_dot_v1_dot_sandbox__pb2.RenewLeaseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Reset(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rollstream.v1.SandboxService/Reset',
+            rollstream_dot_v1_dot_sandbox__pb2.ResetRequest.SerializeToString,
+            rollstream_dot_v1_dot_sandbox__pb2.ResetResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Snapshot(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rollstream.v1.SandboxService/Snapshot',
+            rollstream_dot_v1_dot_sandbox__pb2.SnapshotRequest.SerializeToString,
+            rollstream_dot_v1_dot_sandbox__pb2.SnapshotResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Restore(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rollstream.v1.SandboxService/Restore',
+            rollstream_dot_v1_dot_sandbox__pb2.RestoreRequest.SerializeToString,
+            rollstream_dot_v1_dot_sandbox__pb2.RestoreResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExportSnapshot(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rollstream.v1.SandboxService/ExportSnapshot',
+            rollstream_dot_v1_dot_sandbox__pb2.ExportSnapshotRequest.SerializeToString,
+            rollstream_dot_v1_dot_sandbox__pb2.ExportSnapshotResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DropSnapshot(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rollstream.v1.SandboxService/DropSnapshot',
+            rollstream_dot_v1_dot_sandbox__pb2.DropSnapshotRequest.SerializeToString,
+            rollstream_dot_v1_dot_sandbox__pb2.DropSnapshotResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -345,6 +756,87 @@ class SandboxService:
             _registered_method=True)
 
     @staticmethod
+    def Attach(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/rollstream.v1.SandboxService/Attach',
+            rollstream_dot_v1_dot_sandbox__pb2.AttachRequest.SerializeToString,
+            rollstream_dot_v1_dot_sandbox__pb2.AttachResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WriteStdin(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rollstream.v1.SandboxService/WriteStdin',
+            rollstream_dot_v1_dot_sandbox__pb2.WriteStdinRequest.SerializeToString,
+            rollstream_dot_v1_dot_sandbox__pb2.WriteStdinResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Signal(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rollstream.v1.SandboxService/Signal',
+            rollstream_dot_v1_dot_sandbox__pb2.SignalRequest.SerializeToString,
+            rollstream_dot_v1_dot_sandbox__pb2.SignalResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def PutFiles(request,
             target,
             options=(),
@@ -388,6 +880,168 @@ class SandboxService:
             '/rollstream.v1.SandboxService/GetFiles',
             rollstream_dot_v1_dot_sandbox__pb2.GetFilesRequest.SerializeToString,
             rollstream_dot_v1_dot_sandbox__pb2.GetFilesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PutFile(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/rollstream.v1.SandboxService/PutFile',
+            rollstream_dot_v1_dot_sandbox__pb2.PutFileRequest.SerializeToString,
+            rollstream_dot_v1_dot_sandbox__pb2.PutFileResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetFile(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/rollstream.v1.SandboxService/GetFile',
+            rollstream_dot_v1_dot_sandbox__pb2.GetFileRequest.SerializeToString,
+            rollstream_dot_v1_dot_sandbox__pb2.GetFileResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StatFile(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rollstream.v1.SandboxService/StatFile',
+            rollstream_dot_v1_dot_sandbox__pb2.StatFileRequest.SerializeToString,
+            rollstream_dot_v1_dot_sandbox__pb2.StatFileResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListFiles(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rollstream.v1.SandboxService/ListFiles',
+            rollstream_dot_v1_dot_sandbox__pb2.ListFilesRequest.SerializeToString,
+            rollstream_dot_v1_dot_sandbox__pb2.ListFilesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RemoveFile(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rollstream.v1.SandboxService/RemoveFile',
+            rollstream_dot_v1_dot_sandbox__pb2.RemoveFileRequest.SerializeToString,
+            rollstream_dot_v1_dot_sandbox__pb2.RemoveFileResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Diff(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rollstream.v1.SandboxService/Diff',
+            rollstream_dot_v1_dot_sandbox__pb2.DiffRequest.SerializeToString,
+            rollstream_dot_v1_dot_sandbox__pb2.DiffResponse.FromString,
             options,
             channel_credentials,
             insecure,

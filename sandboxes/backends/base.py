@@ -11,9 +11,19 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sandboxes.channel import Channel
+from sandboxes.layers import Layer
+
+# A file of a kilobyte per inode on average: more inodes than bytes for them would be pointless.
+_BYTES_PER_INODE = 1024
+
+
+def inodes(disk_bytes: int) -> int:
+    """How many files and folders a session may have."""
+    return max(1024, disk_bytes // _BYTES_PER_INODE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,16 +35,21 @@ class SessionLimits:
     disk_bytes: int
     wall_s: float
     output_bytes: int
+    cpus: float = 1.0
 
-    def rlimits(self) -> dict[str, int]:
-        """The limits that the guest sets for each command."""
-        return {
-            "AS": self.memory_bytes,
+    def rlimits(self, *, memory_counted: bool = False) -> dict[str, int]:
+        """The limits that the guest sets for each command.
+
+        ``memory_counted``: a control group holds the memory of all processes, so that address
+        space, which is not memory, needs no limit.
+        """
+        limits = {
             "NPROC": self.pids,
             "FSIZE": max(self.disk_bytes, 1 << 20),
             "NOFILE": 1024,
             "CORE": 0,
         }
+        return limits if memory_counted else {**limits, "AS": self.memory_bytes}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,14 +67,26 @@ class Backend(ABC):
     """Makes sessions of one kind of isolation."""
 
     name: str
+    # Whether sessions write to layers, which snapshots are made of.
+    layered = False
 
     @abstractmethod
     async def start(self) -> Isolation:
         """Prove that a session can be made here. ``ConfigError`` with the remedy when not."""
 
     @abstractmethod
-    async def create(self, toolchain: str, limits: SessionLimits) -> Channel:
-        """A fresh session, proved alive by an answer. ``ConfigError`` for an unknown toolchain."""
+    async def create(
+        self, toolchain: str, limits: SessionLimits, below: Sequence[Layer] = ()
+    ) -> Channel:
+        """A fresh session over the layers ``below``, proved alive by an answer.
+
+        ``ConfigError`` for an unknown toolchain.
+        """
+
+    @property
+    @abstractmethod
+    def toolchains(self) -> tuple[str, ...]:
+        """The labels that ``create`` knows."""
 
     @abstractmethod
     async def stop(self) -> None:

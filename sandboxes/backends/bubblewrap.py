@@ -33,6 +33,7 @@ from sandboxes.backends.base import (
 from sandboxes.backends.launch import GUEST, launch
 from sandboxes.channel import Channel
 from sandboxes.folders import ISOLATED, Folder
+from sandboxes.layers import Layer
 from sandboxes.staging import bind_read_only, enter_private_namespace, unbind
 
 _FIRST_UID, _UIDS = 200_000, 60_000
@@ -91,7 +92,13 @@ class BubblewrapBackend(Backend):
             ) from error
         return Isolation(tier="ns", missing=self._missing())
 
-    async def create(self, toolchain: str, limits: SessionLimits) -> Channel:
+    @property
+    def toolchains(self) -> tuple[str, ...]:
+        return ("python",)
+
+    async def create(
+        self, toolchain: str, limits: SessionLimits, below: Sequence[Layer] = ()
+    ) -> Channel:
         chain = self._toolchains.get(toolchain)
         if chain is None:
             raise ConfigError(
@@ -119,6 +126,7 @@ class BubblewrapBackend(Backend):
         missing = ["memory limit over all processes (held per process)"]
         # bwrap --tmpfs takes a size and no number of inodes.
         missing.append("inode limit")
+        missing += ["CPU quota", "snapshots (need the backend native)"]
         if not self._root and not counts_processes_per_namespace():
             missing.append("process limit (needs root, or Linux 5.14)")
         if not seccomp.supported():

@@ -3,8 +3,9 @@
 The same isolation as bubblewrap's, and the same guest, at a quarter of the cost: nothing is
 executed per session. Each session has its own user, pid, net (loopback only), mount, ipc, uts and
 cgroup namespaces; a read-only toolchain (``/usr`` and this Python's prefix, nothing else of the
-host); private writable ``/work``, ``/tmp`` and ``/dev/shm`` of limited size; no capabilities;
-seccomp.
+host); private writable ``/work`` and ``/tmp`` (an overlay over the layers of a snapshot, of limited
+bytes and inodes together) and ``/dev/shm``; no capabilities; seccomp; a control group of its own
+where the machine allows it.
 
 As root every session gets a host uid of its own (200000 upward), so that nothing of root's can be
 read. As an ordinary user it runs under that user's; where the kernel then cannot hold the process
@@ -26,6 +27,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from rollstream.errors import ConfigError, InfraError, SandboxLostError
@@ -36,17 +38,18 @@ from sandboxes.backends.base import (
     Isolation,
     SessionLimits,
     counts_processes_per_namespace,
+    inodes,
 )
+from sandboxes.cgroups import ControlGroups, Group
 from sandboxes.channel import Channel, RefusedError
 from sandboxes.folders import ISOLATED, Folder
+from sandboxes.layers import Layer
 
 _ZYGOTE = Path(__file__).parent.parent / "zygote.py"
 _FIRST_UID, _UIDS = 200_000, 60_000
 _SHM_BYTES = 16 << 20
 _START_S = 20.0
 _CREATE_S = 20.0
-# A file of a kilobyte per inode on average: more inodes than bytes for them would be pointless.
-_BYTES_PER_INODE = 1024
 _FILES = {"/etc/passwd": "sandbox:x:1000:1000::/work:/bin/sh\n"}
 _PROBE = SessionLimits(
     memory_bytes=256 << 20, pids=32, disk_bytes=1 << 20, wall_s=5.0, output_bytes=1 << 16
@@ -85,10 +88,12 @@ class NativeBackend(Backend):
         self._folder: Folder | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
+        self._groups: ControlGroups | None = None
 
     async def start(self) -> Isolation:
         self._folder = Folder(ISOLATED, mode=0o711)
         (self._folder.path / "root").mkdir()
+        self._groups = ControlGroups()
         try:
             await (await self.create("python", _PROBE)).close()
         except InfraError as error:
@@ -100,13 +105,20 @@ class NativeBackend(Backend):
             ) from error
         return Isolation(tier="ns", missing=self._missing())
 
-    async def create(self, toolchain: str, limits: SessionLimits) -> Channel:
-        if toolchain != "python":
+    @property
+    def toolchains(self) -> tuple[str, ...]:
+        return ("python",)
+
+    async def create(
+        self, toolchain: str, limits: SessionLimits, below: Sequence[Layer] = ()
+    ) -> Channel:
+        if toolchain not in self.toolchains:
             raise ConfigError(f"unknown toolchain {toolchain!r}", hint="known: python")
         ours, theirs = socket.socketpair()
         channel = Channel(ours)
         try:
-            self._ask(limits, theirs)
+            channel.group = self._group(limits)
+            self._ask(limits, theirs, below, channel.group)
             theirs.close()
             channel.owns(_Pid(await channel.adopt(timeout_s=_CREATE_S)))
             await channel.open(timeout_s=_CREATE_S)
@@ -124,6 +136,12 @@ class NativeBackend(Backend):
             theirs.close()
         return channel
 
+    def _group(self, limits: SessionLimits) -> Group | None:
+        assert self._groups is not None, "start() first"
+        return self._groups.make(
+            memory_bytes=limits.memory_bytes, pids=limits.pids, cpus=limits.cpus
+        )
+
     async def stop(self) -> None:
         if self._control is not None:
             self._control.close()
@@ -132,30 +150,44 @@ class NativeBackend(Backend):
             self._process.kill()
             await asyncio.to_thread(self._process.wait)
             self._process = None
+        if self._groups is not None:
+            await asyncio.to_thread(self._groups.close)
+            self._groups = None
         if self._folder is not None:
             # The zygote's mounts were in its own namespace and went with it: what is left is empty.
             self._folder.release()
             self._folder = None
 
     def _missing(self) -> tuple[str, ...]:
-        missing = ["memory limit over all processes (held per process)"]
+        missing = self._groups.missing() if self._groups is not None else []
+        if not self.layered:
+            missing.append("snapshots (need Linux 6.15)")
         if not self._root and not counts_processes_per_namespace():
             missing.append("process limit (needs root, or Linux 5.14)")
         if not self._filter:
             missing.append("seccomp filter (made for x86_64)")
         return tuple(missing)
 
-    def _ask(self, limits: SessionLimits, end: socket.socket) -> None:
+    def _ask(
+        self,
+        limits: SessionLimits,
+        end: socket.socket,
+        below: Sequence[Layer],
+        group: Group | None,
+    ) -> None:
+        zygote = self._zygote()
         request = {
             "host_uid": next(self._uids) if self._root else None,
             "disk_bytes": limits.disk_bytes,
-            "inodes": max(1024, limits.disk_bytes // _BYTES_PER_INODE),
+            "inodes": inodes(limits.disk_bytes),
             "shm_bytes": min(_SHM_BYTES, limits.disk_bytes),
             "seccomp": self._filter,
+            "cgroup": group.joins if group is not None else [],
+            "layered": self.layered,
             "python": _inside(Path(sys.base_prefix).resolve()),
         }
-        descriptors = array.array("i", [end.fileno()])
-        self._zygote().sendmsg(
+        descriptors = array.array("i", [end.fileno(), *(layer.fd for layer in below)])
+        zygote.sendmsg(
             [marshal.dumps(request)], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)]
         )
 
@@ -179,10 +211,11 @@ class NativeBackend(Backend):
         ours.settimeout(_START_S)
         ours.send(marshal.dumps(self._settings()))
         answer = ours.recv(4096)
-        if answer != b"ready":
+        if not answer.startswith(b"ready"):
             ours.close()
             said = answer.decode("utf-8", "replace") or "it ended at once"
             raise InfraError(f"the sandbox zygote cannot start: {said}")
+        self.layered = answer == b"ready layered"
         ours.settimeout(None)
         self._control = ours
         return ours

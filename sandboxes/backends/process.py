@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import sys
 import tempfile
+from collections.abc import Sequence
 
 from rollstream.errors import ConfigError
 from sandboxes.backends.base import Backend, Isolation, SessionLimits
 from sandboxes.backends.launch import GUEST, launch
 from sandboxes.channel import Channel
 from sandboxes.folders import UNSAFE, Folder
+from sandboxes.layers import Layer
 
 
 class ProcessBackend(Backend):
@@ -34,7 +36,13 @@ class ProcessBackend(Backend):
         self._root = Folder(UNSAFE)
         return Isolation(tier="none", missing=("every kind of isolation",))
 
-    async def create(self, toolchain: str, limits: SessionLimits) -> Channel:
+    @property
+    def toolchains(self) -> tuple[str, ...]:
+        return ("python",)
+
+    async def create(
+        self, toolchain: str, limits: SessionLimits, below: Sequence[Layer] = ()
+    ) -> Channel:
         if toolchain != "python":
             raise ConfigError(f"unknown toolchain {toolchain!r}", hint="known: python")
         assert self._root is not None, "start() first"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, cast
 
 import pytest
@@ -13,6 +13,7 @@ from rollstream.errors import InfraError, SandboxLostError
 from rollstream.v1 import events_pb2
 from sandboxes.backends.base import Backend, Isolation, SessionLimits
 from sandboxes.channel import Channel
+from sandboxes.layers import Layer
 from sandboxes.sessions import SessionTable
 
 SPEC = events_pb2.SandboxSpec(toolchain="python")
@@ -21,6 +22,8 @@ SPEC = events_pb2.SandboxSpec(toolchain="python")
 class FakeChannel:
     def __init__(self) -> None:
         self.alive = True
+        self.disk = None
+        self.group = None
 
     async def open(self, *, timeout_s: float) -> None:
         if not self.alive:
@@ -42,7 +45,13 @@ class FakeBackend(Backend):
     async def start(self) -> Isolation:
         return Isolation(tier="none")
 
-    async def create(self, toolchain: str, limits: SessionLimits) -> Channel:
+    @property
+    def toolchains(self) -> tuple[str, ...]:
+        return ("python",)
+
+    async def create(
+        self, toolchain: str, limits: SessionLimits, below: Sequence[Layer] = ()
+    ) -> Channel:
         await self.gate.wait()
         if self.failures:
             self.failures -= 1
