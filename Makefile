@@ -9,7 +9,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PACKAGES := rollstream environments sandboxes producers rollouts processors trainer trajectories evaluation
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-test demo test test-train test-demo test-gpu lint format type bench protos proto-check lock hooks up down doctor clean
+.PHONY: help setup setup-test demo test test-train test-demo faults test-gpu lint format type bench protos proto-check lock hooks up down doctor clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -31,6 +31,9 @@ test-train: setup-test ## Long training tests
 
 test-demo: setup-test ## The demo, for three seeds: reward rises, books balance
 	@$(V)/python -m pytest -m demo $(ARGS)
+
+faults: setup-test ## Kills of every part, over 100, and the books after each run (ARGS="--only trainer --kills 10")
+	@$(V)/python -m tests.faults $(ARGS)
 
 test-gpu: setup-test ## Tests that need an NVIDIA GPU
 	@$(V)/python -m pytest -m gpu $(ARGS)

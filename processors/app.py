@@ -118,6 +118,11 @@ class ProcessorApp:
         """The tables are those of the partitions that this worker has now."""
         self.pipeline.recover(self.tables[0])
 
+    def partitions(self) -> list[int]:
+        """The partitions of ``trajectories`` that this worker has."""
+        topic = self._bus.full_name(TRAJECTORIES)
+        return [tp.partition for tp in self.app.consumer.assignment() if tp.topic == topic]
+
     async def send_ticks(self) -> None:
         """Send a tick to every group whose deadline has passed."""
         now_s = time.time()

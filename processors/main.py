@@ -18,12 +18,13 @@ from collections.abc import Mapping
 
 import structlog
 
-from processors.app import TICKS, ProcessorApp, table_names
+from processors.app import APP, TICKS, ProcessorApp, table_names
 from rollstream import lifecycle
 from rollstream.bus import admin
 from rollstream.bus.kafka import KafkaBus, within_budget
 from rollstream.errors import InfraError
 from rollstream.lifecycle import Service, ServiceContext
+from rollstream.liveness import Progress
 from rollstream.topics import REPLAY, REWARDS, TRAJECTORIES
 
 log = structlog.get_logger(__name__)
@@ -55,6 +56,16 @@ class Processors(Service):
             "groups_open": len(processor.pipeline.open),
             "dead_letters_total": processor.dead_letters_total,
         }
+
+    async def progress(self) -> Progress | None:
+        """Records past the last commit, in the partitions of this worker."""
+        processor = self._processor
+        if processor is None or not self._ready:
+            return None
+        ends = await self._bus.end_offsets(TRAJECTORIES)
+        done = await self._bus.committed(APP, TRAJECTORIES)
+        waiting = sum(max(0, ends[p] - done.get(p, 0)) for p in processor.partitions())
+        return Progress(waiting=waiting, done=processor.events_total)
 
     async def run(self) -> None:
         await self._make_topics()

@@ -43,6 +43,7 @@ from rollstream.bus import Consumer, Producer, Record, connect
 from rollstream.bus.deadletters import dead_letter, send_dead_letter
 from rollstream.errors import ConfigError, ContractError, InfraError
 from rollstream.lifecycle import Service, ServiceContext
+from rollstream.liveness import Progress
 from rollstream.telemetry import tracer
 from rollstream.topics import TASKS_LONG, TASKS_SHORT, TASKS_STANDARD, TRAJECTORIES
 from rollstream.v1 import events_pb2
@@ -79,6 +80,7 @@ class Rollouts(Service):
         self._held: set[asyncio.Task[None] | None] = set()
         self._fatal: BaseException | None = None
         self._policy: PolicyFollower | None = None
+        self._consumer: Consumer | None = None
         self._done = 0
         self._failed = 0
         self._retried = 0
@@ -107,6 +109,14 @@ class Rollouts(Service):
             **engine,
         }
 
+    async def progress(self) -> Progress | None:
+        """None while every task waits for its policy version: then so does this worker."""
+        if self._consumer is None or (self._tasks and self._tasks <= self._held):
+            return None
+        waiting = sum(at.lag_records for at in await self._consumer.positions())
+        tokens = self._engine.stats().get("generated_tokens", 0.0)
+        return Progress(waiting=waiting, done=tokens + self._done + self._failed)
+
     async def run(self) -> None:
         settings = self.config.rollouts
         self._engine = make_engine(self.config)
@@ -123,6 +133,7 @@ class Rollouts(Service):
         try:
             await producer.start()
             await consumer.start()
+            self._consumer = consumer
             async with self._sandboxes() as sandboxes:
                 await self._serve(consumer, producer, sandboxes, policy)
         finally:

@@ -6,8 +6,9 @@ the service ``drain_s`` to finish what it holds; the second, or the end of that 
 Exit status: 0 drained or done, 2 ``ConfigError``, 1 anything else.
 
 Health is HTTP on ``health_port``: ``/livez`` (the loop turns), ``/readyz`` (the service says so),
-``/stats`` (its numbers as JSON, for the live view) and ``/metrics`` (the same for Prometheus). The
-port that was taken is written to ``<run.dir>/services/<name>.json`` together with the pid.
+``/stats`` (its numbers as JSON, for the live view) and ``/metrics`` (the same for Prometheus). A
+service that has work and does none for ``stall_s`` is ended with status 1 (``liveness``). The port
+that was taken is written to ``<run.dir>/services/<name>.json`` together with the pid.
 """
 
 from __future__ import annotations
@@ -30,10 +31,11 @@ import structlog
 import uvloop
 from aiohttp import web
 
-from rollstream import logs, telemetry
+from rollstream import liveness, logs, telemetry
 from rollstream.config import Config, dump, load
 from rollstream.config.model import ServiceConfig
-from rollstream.errors import ConfigError, RollstreamError
+from rollstream.errors import ConfigError, InfraError, RollstreamError
+from rollstream.liveness import Progress
 
 log = structlog.get_logger(__name__)
 
@@ -80,6 +82,13 @@ class Service(ABC):
         """Numbers for the live view and Prometheus; names end in their unit (``lag_records``)."""
         return {}
 
+    async def progress(self) -> Progress | None:
+        """What waits and what is done; None when that is not known, or waiting is right.
+
+        ``InfraError`` counts as not known.
+        """
+        return None
+
 
 def main(service: type[Service], argv: list[str] | None = None) -> int:
     """Entry point of ``python -m <service>.main``. Returns the exit status."""
@@ -116,7 +125,7 @@ async def serve(service_class: type[Service], config: Config) -> int:
         task = asyncio.create_task(service.run(), name=service_class.name)
         _install_signals(context, task)
         try:
-            await _finish(task, context, drain_s=settings.drain_s)
+            await _finish(task, service, settings)
         except asyncio.CancelledError:
             log.warning("aborted", service=service_class.name)
             return 1
@@ -136,19 +145,44 @@ async def serve(service_class: type[Service], config: Config) -> int:
     return 0
 
 
-async def _finish(task: asyncio.Task[None], context: ServiceContext, *, drain_s: float) -> None:
-    """Wait for the task; once stopping, for at most ``drain_s`` more, then cancel it."""
-    stopping = asyncio.create_task(context.stopping.wait(), name="stopping")
+async def _finish(task: asyncio.Task[None], service: Service, settings: ServiceConfig) -> None:
+    """Wait for the task; once stopping, for at most ``drain_s`` more, then cancel it.
+
+    Raises:
+        InfraError: the service had work and did none.
+    """
+    stopping = asyncio.create_task(service.context.stopping.wait(), name="stopping")
+    stalled = asyncio.create_task(
+        liveness.watch(service.progress, limit_s=settings.stall_s), name="liveness"
+    )
     try:
-        await asyncio.wait({task, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({task, stopping, stalled}, return_when=asyncio.FIRST_COMPLETED)
+        if stalled.done() and not task.done():
+            stalled.result()
+            await _abandon(task, drain_s=settings.drain_s)
+            raise InfraError(
+                f"{service.name} had work and did none for {settings.stall_s:.0f} s",
+                hint=f"it begins again at its last commit; {service.name}.stall_s is the limit",
+            )
         if not task.done():
-            await asyncio.wait({task}, timeout=drain_s)
+            await asyncio.wait({task}, timeout=settings.drain_s)
         if not task.done():
-            log.warning("drain deadline passed, aborting", drain_s=drain_s)
+            log.warning("drain deadline passed, aborting", drain_s=settings.drain_s)
             task.cancel()
         await task
     finally:
         stopping.cancel()
+        stalled.cancel()
+
+
+async def _abandon(task: asyncio.Task[None], *, drain_s: float) -> None:
+    """Cancel what hangs; if that hangs as well, end the process."""
+    log.error("stalled")
+    task.cancel()
+    await asyncio.wait({task}, timeout=drain_s)
+    if not task.done():
+        log.error("cannot be cancelled")
+        os._exit(1)
 
 
 def _install_signals(context: ServiceContext, task: asyncio.Task[None]) -> None:

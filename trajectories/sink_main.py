@@ -31,6 +31,7 @@ from rollstream.bus.deadletters import dead_letter, send_dead_letter
 from rollstream.bus.kafka import KafkaBus
 from rollstream.errors import ConfigError, ContractError, InfraError
 from rollstream.lifecycle import Service, ServiceContext
+from rollstream.liveness import Progress
 from rollstream.topics import ALL, BY_NAME, DEAD_LETTERS
 from trajectories.chunks import Chunk, ChunkBuilder
 from trajectories.client import store_client
@@ -61,6 +62,7 @@ class Sink(Service):
         self._records = 0
         self._broken = 0
         self._lag_records = 0.0
+        self._consumer: Consumer | None = None
         self._ready = False
 
     def ready(self) -> bool:
@@ -74,11 +76,18 @@ class Sink(Service):
             "lag_records": self._lag_records,
         }
 
+    async def progress(self) -> Progress | None:
+        if self._consumer is None or not self._ready:
+            return None
+        behind = sum(at.end - at.position for at in await self._consumer.positions())
+        held = sum(builder.held_records for builder in self._builders.values())
+        return Progress(waiting=behind + held, done=self._records)
+
     async def run(self) -> None:
         log_id = await self._log_id()
         self._writer = await asyncio.to_thread(self._open_store, log_id)
         producer = self._bus.producer(client_id="sink")
-        consumer = self._bus.consumer(ALL, client_id="sink")
+        consumer = self._consumer = self._bus.consumer(ALL, client_id="sink")
         await producer.start()
         await consumer.start()
         try:

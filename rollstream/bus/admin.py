@@ -118,6 +118,14 @@ async def partition_count(bus: KafkaBus, topic: Topic) -> int:
         return len(partitions)
 
 
+async def committed(bus: KafkaBus, group_id: str, topic: Topic) -> dict[int, int]:
+    """The offsets that a group has committed, by partition; ``group_id`` is the full name."""
+    name = bus.full_name(topic)
+    async with _client(bus) as client:
+        offsets = await client.list_consumer_group_offsets(group_id)
+    return {at.partition: offset.offset for at, offset in offsets.items() if at.topic == name}
+
+
 async def cluster_id(bus: KafkaBus) -> str:
     async with _client(bus) as client:
         described = await client.describe_cluster()

@@ -418,6 +418,13 @@ class KafkaBus(Bus):
         finally:
             await client.stop()
 
+    async def committed(self, group_id: str, topic: Topic) -> Mapping[int, int]:
+        """The offsets that a group has committed, by partition; none where it has not yet."""
+        name = self.prefixed(group_id)
+        return await within_budget(
+            self.config.bus, "committed offsets", lambda: admin.committed(self, name, topic)
+        )
+
     async def cluster_id(self) -> str:
         """The id of the broker's log: a fresh broker has another one."""
         return await within_budget(self.config.bus, "cluster id", lambda: admin.cluster_id(self))

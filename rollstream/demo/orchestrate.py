@@ -73,7 +73,7 @@ async def run(config: Config, console: Console) -> tuple[Summary | None, RunStat
             async with _feeds(supervisor, config, state, metrics):
                 try:
                     await _until_final(supervisor, config, state, interrupt)
-                    books = await _settle(supervisor, config, state)
+                    books = await settle(supervisor, config, state)
                 except InterruptedRunError:
                     state.phase = "stopping (a second Ctrl-C kills)"
                     return None, state
@@ -106,7 +106,7 @@ async def _until_final(
         await asyncio.sleep(0.2)
 
 
-async def _settle(supervisor: Supervisor, config: Config, state: RunState) -> dict[str, object]:
+async def settle(supervisor: Supervisor, config: Config, state: RunState) -> dict[str, object]:
     """Wait until nothing is in flight, stop what makes events, let the sink finish, state the
     books.
     """

@@ -84,6 +84,30 @@ async def test_broken_events_become_dead_letters_and_the_rest_goes_on(
     assert domain.value == codecs.encode(unknown)
 
 
+async def test_a_consumer_that_stops_consuming_has_work_and_does_none(
+    kafka: str, make_config: MakeConfig
+) -> None:
+    config = make_config(kafka, DOMAIN)
+    await KafkaBus(config).ensure_topics(ALL)
+    async with running(Processors, config) as service:
+        await send(config, TRAJECTORIES, arrivals(range(3)))
+        await read(config, REPLAY, 3)
+        done = 3 * GROUP_SIZE
+
+        async def idle() -> bool:
+            progress = await service.progress()
+            return progress is not None and (progress.waiting, progress.done) == (0, done)
+
+        await until(idle, seconds=60)
+        # As after an outage: the agents live and take nothing.
+        assert service._processor is not None
+        service._processor.app.flow_control.suspend()
+        await send(config, TRAJECTORIES, arrivals(range(3, 5)))
+        progress = await service.progress()
+        assert progress is not None
+        assert (progress.waiting, progress.done) == (2 * GROUP_SIZE, done)
+
+
 async def test_an_incomplete_group_closes_at_its_deadline(
     kafka: str, make_config: MakeConfig
 ) -> None:

@@ -21,6 +21,7 @@ import asyncio, sys
 from rollstream import lifecycle
 from rollstream.errors import ConfigError, InfraError
 from rollstream.lifecycle import Service
+from rollstream.liveness import Progress
 
 class Toy(Service):
     """A service that does what its argument says."""
@@ -30,12 +31,17 @@ class Toy(Service):
         if MODE == "config": raise ConfigError("no key", hint="buy one")
         if MODE == "infra": raise InfraError("gone")
         if MODE == "done": return
+        while MODE == "deaf":
+            try: await asyncio.sleep(3600)
+            except asyncio.CancelledError: print("no", flush=True)
         await self.context.stopping.wait()
         print("draining", flush=True)
         if MODE == "slow": await asyncio.sleep(3600)
         print("drained", flush=True)
     def stats(self):
         return {"widgets_total": 3}
+    async def progress(self):
+        return Progress(waiting=1, done=1) if MODE in ("stuck", "deaf") else None
 
 MODE = sys.argv.pop(1)
 sys.exit(lifecycle.main(Toy))
@@ -132,6 +138,22 @@ def test_a_taken_health_port_is_named(toy: Callable[..., Toy], tmp_path: Path) -
     assert done.returncode == 2
     assert f"health port {port}" in done.stderr
     assert "sink.health_port=0" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("mode", "said"),
+    [("stuck", "sink had work and did none for 0 s"), ("deaf", "cannot be cancelled")],
+)
+def test_a_service_that_has_work_and_does_none_ends(tmp_path: Path, mode: str, said: str) -> None:
+    file = tmp_path / "stalled.py"
+    file.write_text(SERVICE.replace('name = "toy"', 'name = "sink"'))
+    done = subprocess.run(
+        [sys.executable, str(file), mode, "--set", "sink.stall_s=0.3", "--set", "sink.drain_s=0.5",
+         "--set", f'run.dir="{tmp_path}"'],
+        capture_output=True, text=True, check=False, timeout=30,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert said in done.stdout + done.stderr
 
 
 @pytest.mark.timeout(180)

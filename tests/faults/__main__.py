@@ -1,0 +1,103 @@
+"""``make faults``: kills of every part until there are at least KILLS of them, pauses of some.
+
+Each line is one target: what was done how often, what was lost or doubled (zeros, or the exit
+status is 1), what was done again, how long it took to come back. ``bench/faults.json`` has the
+same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import math
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from rollstream.supervisor.services import SERVICES
+from tests.faults.campaign import Outcome, campaign, config_of
+from tests.faults.strikes import BROKER, Kind
+
+RESULTS = Path(__file__).parents[2] / "bench" / "faults.json"
+# Who is stopped for longer than its session lasts wakes as one who has been replaced.
+PAUSED = ("rollouts", "processors", "sink", "trainer", BROKER)
+_PER_RUN = 12
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
+    parser.add_argument("--kills", type=int, default=108, help="over all targets")
+    parser.add_argument("--pauses", type=int, default=2, help="of each target that is paused")
+    parser.add_argument("--only", default="", help="targets, separated by commas")
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    chosen = [
+        t for t in (*SERVICES, BROKER) if not arguments.only or t in arguments.only.split(",")
+    ]
+    each = math.ceil(arguments.kills / len(chosen))
+    plan = [(target, Kind.KILL, each) for target in chosen]
+    plan += [(t, Kind.PAUSE, arguments.pauses) for t in chosen if t in PAUSED and arguments.pauses]
+    figures: dict[str, dict[str, object]] = {}
+    sound = True
+    for target, kind, count in plan:
+        outcomes = list(_outcomes(target, kind, count, seed=arguments.seed))
+        figures[f"{kind}.{target}"] = _figure(outcomes)
+        sound &= all(outcome.sound for outcome in outcomes)
+        print(f"{kind} {target}: {figures[f'{kind}.{target}']}", file=sys.stderr, flush=True)
+    if not arguments.only:
+        RESULTS.write_text(json.dumps(figures, indent=1, sort_keys=True) + "\n")
+    _show(figures)
+    return 0 if sound else 1
+
+
+def _outcomes(target: str, kind: Kind, count: int, *, seed: int) -> Iterator[Outcome]:
+    """Runs until the target was struck ``count`` times."""
+    done = 0
+    while done < count:
+        with tempfile.TemporaryDirectory(prefix="faults-") as folder:
+            config = config_of(Path(folder), seed=seed)
+            outcome = asyncio.run(
+                campaign(config, targets=[target], strikes=min(count - done, _PER_RUN), kind=kind)
+            )
+        yield outcome
+        done += outcome.strikes
+        seed += 1
+
+
+def _figure(outcomes: list[Outcome]) -> dict[str, object]:
+    recoveries = [r for outcome in outcomes for r in outcome.recovery_s]
+    return {
+        "strikes": sum(o.strikes for o in outcomes),
+        "produced": sum(o.produced for o in outcomes),
+        "lost": sum(o.lost for o in outcomes),
+        "doubled": sum(o.doubled for o in outcomes),
+        "redone": sum(o.redone for o in outcomes),
+        "redone_steps": sum(o.redone_steps for o in outcomes),
+        "max_staleness": max(o.max_staleness for o in outcomes),
+        "recovery_s": round(statistics.median(recoveries), 2),
+        "problems": [problem for o in outcomes for problem in o.problems],
+    }
+
+
+def _show(figures: dict[str, dict[str, object]]) -> None:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    columns = (
+        "strikes", "produced", "lost", "doubled", "redone", "redone_steps", "max_staleness",
+        "recovery_s",
+    )  # fmt: skip
+    table.add_column("fault")
+    for name in columns:
+        table.add_column(name, justify="right")
+    for fault, figure in figures.items():
+        table.add_row(fault, *(str(figure[name]) for name in columns))
+    Console(width=120).print(table)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
