@@ -1,12 +1,15 @@
 """The client of sandbox executors: sessions that end with the block that opened them.
 
-Executors are chosen by two random choices (of two, the one that has fewer of our sessions); when
-one cannot be reached the next is tried, until the budget is spent. Leases are renewed in the
-background as long as the client lives; a client that dies stops renewing, and its sessions end.
+Executors are chosen by label and load: of those that have the toolchain two are drawn, and the one
+with more free sessions (as it last said, less those that we opened since) is asked; when it cannot
+be reached the next is tried, until the budget is spent. A session stays on its executor. Leases are
+renewed in the background as long as the client lives; a client that dies stops renewing, and its
+sessions end.
 
 | task | waits for | unblocked by |
 |---|---|---|
-| ``renew`` | a third of the shortest lease | time |
+| ``renew`` | a third of the lease | time |
+| ``look`` | what executors say of their load | time |
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import random
 import time
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
@@ -42,6 +45,9 @@ _CALL_MARGIN_S = 10.0
 _FILE_CALL_S = 60.0
 _DESTROY_S = 10.0
 _RETRY_S = 0.3
+_LOOK_S = 2.0
+# The caller is wrong: about what it asks for, or about the session's generation.
+_WRONG = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION)
 _TRY_NEXT = (
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -57,15 +63,32 @@ class _Executor:
         self.channel = grpc.aio.insecure_channel(target, options=_OPTIONS)
         self.stub = sandbox_pb2_grpc.SandboxServiceStub(self.channel)
         self.sessions: set[str] = set()
+        # As it last said; None before it was heard of.
+        self.toolchains: frozenset[str] | None = None
+        self.free = 0
+        self.opened_since = 0
+
+    async def look(self) -> None:
+        """Ask for its load. One that does not answer is taken for full, and asked again."""
+        try:
+            said = await self.stub.Capacity(pb.CapacityRequest(), timeout=_LOOK_S)
+        except grpc.aio.AioRpcError:
+            self.free = 0
+            return
+        self.toolchains = frozenset(t.toolchain for t in said.toolchains)
+        self.free, self.opened_since = said.free_sessions, 0
 
 
 class Session:
     """A session on one executor; satisfies ``rollstream.sandbox.SandboxSession``."""
 
-    def __init__(self, executor: _Executor, session_id: str, *, wait_s: float) -> None:
+    def __init__(self, executor: _Executor, made: pb.CreateResponse) -> None:
         self._executor = executor
-        self._id = session_id
-        self.wait_s = wait_s
+        self._id = made.session_id
+        self.wait_s = made.wait_s
+        self.tier = made.tier
+        self.missing = tuple(made.missing)
+        self.generation = made.generation
 
     @property
     def session_id(self) -> str:
@@ -88,31 +111,75 @@ class Session:
             cwd=cwd,
             env=dict(env or {}),
             timeout_s=timeout_s,
+            generation=self.generation,
         )
         return await self._run(request)
 
     async def run_python(self, code: str, *, timeout_s: float = 10.0) -> ExecResult:
         """Run a script in a fork of the warm interpreter."""
         return await self._run(
-            pb.ExecRequest(session_id=self._id, python=code, timeout_s=timeout_s)
+            pb.ExecRequest(
+                session_id=self._id, python=code, timeout_s=timeout_s, generation=self.generation
+            )
         )
 
-    async def put_files(self, files: Mapping[str, bytes]) -> None:
-        """Write files, relative to the work folder."""
-        request = pb.PutFilesRequest(session_id=self._id, files=dict(files))
-        try:
-            await self._executor.stub.PutFiles(request, timeout=_FILE_CALL_S)
-        except grpc.aio.AioRpcError as error:
-            self._raise(error)
+    async def put_files(self, files: Mapping[str, bytes], *, hidden: bool = False) -> None:
+        """Write files, relative to the work folder.
+
+        ``hidden``: they are a verifier's. Whatever runs in the session is killed first, and what
+        was planted in their place is removed.
+        """
+        request = pb.PutFilesRequest(
+            session_id=self._id, files=dict(files), hidden=hidden, generation=self.generation
+        )
+        await self._call(self._executor.stub.PutFiles, request)
+
+    async def snapshot(self) -> str:
+        """Its files as they are now, by an id of this executor. Its processes end."""
+        request = pb.SnapshotRequest(
+            request_id=uuid.uuid4().hex, session_id=self._id, generation=self.generation
+        )
+        answer: pb.SnapshotResponse = await self._call(self._executor.stub.Snapshot, request)
+        return answer.snapshot_id
+
+    async def restore(self, snapshot_id: str) -> None:
+        """Back to a snapshot, whatever was written since."""
+        request = pb.RestoreRequest(
+            request_id=uuid.uuid4().hex,
+            session_id=self._id,
+            generation=self.generation,
+            snapshot_id=snapshot_id,
+        )
+        answer: pb.RestoreResponse = await self._call(self._executor.stub.Restore, request)
+        self.generation = answer.generation
+
+    async def reset(self) -> None:
+        """Back to how it was made."""
+        request = pb.ResetRequest(
+            request_id=uuid.uuid4().hex, session_id=self._id, generation=self.generation
+        )
+        answer: pb.ResetResponse = await self._call(self._executor.stub.Reset, request)
+        self.generation = answer.generation
+
+    async def export(self, snapshot_id: str) -> events_pb2.BlobRef:
+        """A snapshot to the blob store, for ``SandboxClient.session(blob=...)``."""
+        request = pb.ExportSnapshotRequest(snapshot_id=snapshot_id)
+        answer: pb.ExportSnapshotResponse = await self._call(
+            self._executor.stub.ExportSnapshot, request
+        )
+        return answer.blob
 
     async def get_files(self, paths: Sequence[str]) -> Mapping[str, bytes]:
         """Read regular files."""
         request = pb.GetFilesRequest(session_id=self._id, paths=paths)
+        answer: pb.GetFilesResponse = await self._call(self._executor.stub.GetFiles, request)
+        return dict(answer.files)
+
+    async def _call(self, method: Any, request: Any) -> Any:
         try:
-            answer = await self._executor.stub.GetFiles(request, timeout=_FILE_CALL_S)
+            return await method(request, timeout=_FILE_CALL_S)
         except grpc.aio.AioRpcError as error:
             self._raise(error)
-        return dict(answer.files)
 
     async def _run(self, request: pb.ExecRequest) -> ExecResult:
         out: list[bytes] = []
@@ -135,7 +202,7 @@ class Session:
 
     def _raise(self, error: grpc.aio.AioRpcError) -> NoReturn:
         where = f"session {self._id} on {self._executor.target}"
-        if error.code() is grpc.StatusCode.INVALID_ARGUMENT:
+        if error.code() in _WRONG:
             raise ContractError(f"{where}: {error.details()}") from error
         # NOT_FOUND: it died. Anything else: the executor is gone, and its sessions with it.
         raise SandboxLostError(f"{where}: {error.details()} ({error.code().name})") from error
@@ -157,32 +224,51 @@ class SandboxClient:
         self._budget_s = budget_s
         self._lease_s = lease_s
         self._executors: list[_Executor] = []
-        self._renewing: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> SandboxClient:
         self._executors = [_Executor(target) for target in self._targets]
-        self._renewing = asyncio.create_task(self._renew(), name="renew")
+        self._tasks = [
+            asyncio.create_task(self._renew(), name="renew"),
+            asyncio.create_task(self._look(), name="look"),
+        ]
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._renewing is not None:
-            self._renewing.cancel()
-            await asyncio.gather(self._renewing, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         for executor in self._executors:
             await executor.channel.close()
 
     @contextlib.asynccontextmanager
-    async def session(self, spec: events_pb2.SandboxSpec) -> AsyncIterator[Session]:
+    async def session(
+        self,
+        spec: events_pb2.SandboxSpec,
+        *,
+        fork: tuple[Session, str] | None = None,
+        blob: events_pb2.BlobRef | None = None,
+    ) -> AsyncIterator[Session]:
         """A session for the time of the block.
+
+        ``fork``: a session and a snapshot of it, to start from on the same executor. ``blob``: an
+        exported snapshot, to start from on any.
 
         Raises:
             InfraError: no executor gave one within the budget.
             ContractError: no executor can give one (unknown toolchain).
         """
-        executor, answer = await self._create(spec)
+        request = pb.CreateRequest(
+            request_id=uuid.uuid4().hex,
+            spec=spec,
+            lease_s=self._lease_s,
+            from_snapshot=fork[1] if fork else "",
+            from_blob=blob,
+        )
+        executor, answer = await self._create(request, fork[0]._executor if fork else None)
         executor.sessions.add(answer.session_id)
         try:
-            yield Session(executor, answer.session_id, wait_s=answer.wait_s)
+            yield Session(executor, answer)
         finally:
             executor.sessions.discard(answer.session_id)
             # Shielded: a cancelled caller still ends its session; a lost answer ends with its
@@ -190,12 +276,14 @@ class SandboxClient:
             end = pb.DestroyRequest(session_id=answer.session_id)
             await asyncio.shield(self._destroy(executor, end))
 
-    async def _create(self, spec: events_pb2.SandboxSpec) -> tuple[_Executor, pb.CreateResponse]:
-        request = pb.CreateRequest(request_id=uuid.uuid4().hex, spec=spec, lease_s=self._lease_s)
+    async def _create(
+        self, request: pb.CreateRequest, only: _Executor | None
+    ) -> tuple[_Executor, pb.CreateResponse]:
         deadline = time.monotonic() + self._budget_s
         last = "never tried"
         while (left := deadline - time.monotonic()) > 0:
-            executor = self._choose()
+            executor = only or self._choose(request.spec.toolchain)
+            executor.opened_since += 1
             call = executor.stub.Create(request, timeout=left, metadata=telemetry.inject_metadata())
             try:
                 return executor, await call
@@ -215,10 +303,18 @@ class SandboxClient:
             hint="is the service sandboxes up, and does rollouts.sandbox_targets name it?",
         )
 
-    def _choose(self) -> _Executor:
-        """Two random choices: of two executors the one with fewer of our sessions."""
-        pair = random.sample(self._executors, k=min(2, len(self._executors)))
-        return min(pair, key=lambda executor: len(executor.sessions))
+    def _choose(self, toolchain: str) -> _Executor:
+        """Two random choices among those that have the toolchain (Mitzenmacher 2001)."""
+        able = [e for e in self._executors if e.toolchains is None or toolchain in e.toolchains]
+        # Where none has it one is asked all the same: it names what it has.
+        able = able or self._executors
+        pair = random.sample(able, k=min(2, len(able)))
+        return max(pair, key=lambda executor: executor.free - executor.opened_since)
+
+    async def _look(self) -> None:
+        while True:
+            await asyncio.gather(*(executor.look() for executor in self._executors))
+            await asyncio.sleep(_LOOK_S)
 
     async def _destroy(self, executor: _Executor, request: pb.DestroyRequest) -> None:
         try:

@@ -40,6 +40,7 @@ _T = TypeVar("_T")
 _REAP_EVERY_S = 1.0
 _RETRY_S = 1.0
 _PING_S = 1.0
+_REFILL_AFTER_S = 0.003
 _REMEMBERED_REQUESTS = 10_000
 # Ended commands per session that can still be attached to, with up to twice the cap on output each.
 _REMEMBERED_COMMANDS = 2
@@ -429,6 +430,8 @@ class SessionTable:
                     log.error("pool cannot be filled", toolchain=toolchain, error=str(error))
                     await asyncio.sleep(_RETRY_S)
             await wanted.wait()
+            # The answer of who took it goes first: making a session takes the processors.
+            await asyncio.sleep(_REFILL_AFTER_S)
 
     async def _reap(self) -> None:
         while True:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 
 import grpc
+import grpc.aio
 import pytest
 
 from rollstream.v1 import events_pb2, sandbox_pb2, sandbox_pb2_grpc
@@ -22,6 +23,11 @@ LIMITS = (
 )
 ISOLATING = ("native", "native-user", "bubblewrap", "bubblewrap-user")
 ALL = ("native", "bubblewrap", "process")
+BACKENDS = {
+    "isolation": ISOLATING,
+    "adversarial": ISOLATING,
+    "layers": ("native", "native-user"),
+}
 
 
 @pytest.fixture(scope="session")
@@ -44,6 +50,12 @@ def missing(running: Executor) -> tuple[str, ...]:
 
 
 @pytest.fixture
+async def stub(running: Executor) -> AsyncIterator[sandbox_pb2_grpc.SandboxServiceStub]:
+    async with grpc.aio.insecure_channel(running.target) as channel:
+        yield sandbox_pb2_grpc.SandboxServiceStub(channel)
+
+
+@pytest.fixture
 async def client(running: Executor) -> AsyncIterator[SandboxClient]:
     async with SandboxClient([running.target]) as client:
         yield client
@@ -57,6 +69,6 @@ async def session(client: SandboxClient) -> AsyncIterator[Session]:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "running" in metafunc.fixturenames:
-        isolating = metafunc.module.__name__.endswith("isolation")
-        backends = ISOLATING if isolating else ALL
+        kind = metafunc.module.__name__.rpartition("_")[2]
+        backends = BACKENDS.get(kind, ALL)
         metafunc.parametrize("running", backends, indirect=True, scope="session")
