@@ -27,6 +27,7 @@ from mode.utils.queues import FlowControlEvent
 
 from processors.batch import Batch, Change, WriteBack
 from processors.pipeline import Emission, Origin, Pipeline
+from rollstream.budget import ByteBudget
 from rollstream.bus import Producer, Record
 from rollstream.bus.deadletters import dead_letter, send_dead_letter
 from rollstream.bus.kafka import KafkaBus, ssl_context
@@ -108,6 +109,7 @@ class ProcessorApp:
         self.tables[0].on_recover(self._recovered)
         # Of trajectories and ticks: they change the same tables.
         self._arrived: asyncio.Queue[_Arrival] = asyncio.Queue(config.processors.batch_records)
+        self._room = ByteBudget(config.processors.batch_bytes)
         source = self.app.topic(bus.full_name(TRAJECTORIES), **raw, **raw_codec)
         ticks = self.app.topic(config.bus.topic_prefix + TICKS, **raw, **raw_codec)
         self._ticks = ticks
@@ -137,6 +139,7 @@ class ProcessorApp:
     def _consume(self, handle: Handler) -> Callable[[Any], Awaitable[None]]:
         async def agent(stream: Any) -> None:
             async for event in stream.noack().events():
+                await self._room.take(_size(event))
                 await self._arrived.put(_Arrival(event, stream, handle))
 
         return agent
@@ -149,9 +152,10 @@ class ProcessorApp:
                 batch.append(self._arrived.get_nowait())
             generation = self.app.consumer_generation_id
             # The others were fetched before a rebalance and come again, perhaps elsewhere.
-            batch = [a for a in batch if a.event.message.generation_id == generation]
-            await _FaustBatch(self).work_through(batch)
-            self.events_total += len(batch)
+            current = [a for a in batch if a.event.message.generation_id == generation]
+            await _FaustBatch(self).work_through(current)
+            self.events_total += len(current)
+            self._room.give(sum(_size(arrival.event) for arrival in batch))
 
     async def bury(self, event: Any, error: Exception) -> None:
         """Make a record that cannot be handled a dead letter."""
@@ -273,7 +277,8 @@ def _make_app(config: Config) -> Any:
         broker_heartbeat_interval=1.0,
         broker_request_timeout=bus.request_timeout_s,
         broker_commit_interval=settings.commit_interval_s,
-        stream_buffer_maxsize=settings.batch_records,
+        # Few: Faust counts records, whatever their size; what is bounded in bytes is our own queue.
+        stream_buffer_maxsize=64,
         stream_wait_empty=False,
     )
 
@@ -295,6 +300,10 @@ def _credentials(security: SecurityConfig) -> Any:
         mechanism=security.sasl_mechanism,
         ssl_context=context,
     )
+
+
+def _size(event: Any) -> int:
+    return len(event.value or b"")
 
 
 def _record(event: Any, config: Config) -> Record:

@@ -315,8 +315,9 @@ class ProcessorsConfig(ServiceConfig):
     # On deadline: fewer valid samples than this drop the group ("too_few_valid").
     group_min_samples: Positive = 2
     advantage: Literal["group_std", "group_mean", "leave_one_out"] = "group_std"
-    # At most so many records are worked through together.
+    # At most so many records are worked through together, and so many bytes held.
     batch_records: Positive = 512
+    batch_bytes: Positive = 64 << 20
     commit_interval_s: float = Field(default=0.5, gt=0)
     # Closed groups that are remembered per partition, so that what comes late changes nothing.
     closed_groups: Positive = 100_000
