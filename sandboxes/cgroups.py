@@ -26,8 +26,8 @@ PREFIX = "rollstream-executor-"
 _ROOT = Path("/sys/fs/cgroup")
 _CONTROLLERS = ("memory", "pids", "cpu")
 _PERIOD_US = 100_000
-_WHAT = {
-    "memory": "memory limit over all processes (held per process)",
+WITHOUT = {
+    "memory": "memory limit by control group (held per process, looked at while a command runs)",
     "pids": "process limit by control group (held by user)",
     "cpu": "CPU quota",
 }
@@ -98,7 +98,7 @@ class ControlGroups:
 
     def missing(self) -> list[str]:
         """What is not enforced, in words."""
-        return [_WHAT[name] for name in _CONTROLLERS if name not in self._homes]
+        return [WITHOUT[name] for name in _CONTROLLERS if name not in self._homes]
 
     def make(self, *, memory_bytes: int, pids: int, cpus: float) -> Group | None:
         """A group with these limits; None where nothing can be limited.

@@ -28,6 +28,8 @@ import warnings  # noqa: F401 - os.execvpe imports it, after the fork and from a
 
 # Set by serve().
 CONTROL = -1
+# prctl of the C library; set by who loaded it.
+PRCTL = None
 WORK = "/work"
 LIMITS = {
     "AS": resource.RLIMIT_AS,
@@ -42,6 +44,9 @@ CHUNK = 65536
 # is waited for.
 LAST_DRAIN = 1 << 20
 MAX_FILE = 64 << 20
+PAGE = resource.getpagesize()
+# How often memory is looked at where no control group holds it.
+LOOK_S = 0.25
 # Of a listing: one descriptor a level, of the thousand that PID 1 may have.
 MAX_DEPTH = 200
 
@@ -111,6 +116,9 @@ class Stream:
 def become_payload(request, pipes):
     """In the child: its own session, limits, clean descriptors. Returns in the child only."""
     os.setsid()
+    # PID 1 hides its memory, and with it these files; a payload has nothing to hide.
+    if PRCTL is not None:
+        PRCTL(4, 1, 0, 0, 0)
     try:
         # Where memory ends, the kernel takes the payload and not PID 1.
         with open("/proc/self/oom_score_adj", "w") as score:
@@ -252,8 +260,8 @@ def execute(request):
         poll.register(fd, select.POLLIN)
     poll.register(CONTROL, select.POLLIN | select.POLLRDHUP)
     source = Input(stdin, request["stdin"], request["keep_stdin_open"], poll)
-    timed_out = watch(poll, streams, ended, source, began + request["timeout_s"], pid)
-    if timed_out:
+    verdict = watch(poll, streams, ended, source, request, pid)
+    if verdict:
         kill(pid)
     _, status, usage = os.wait4(pid, 0)
     for stream in streams.values():
@@ -266,7 +274,7 @@ def execute(request):
     source.close()
     reap_all(pid)
     code = os.waitstatus_to_exitcode(status)
-    reason = "timeout" if timed_out else "signalled" if code < 0 else "exited"
+    reason = verdict or ("signalled" if code < 0 else "exited")
     total = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = total.ru_utime + total.ru_stime - usage_before.ru_utime - usage_before.ru_stime
     dropped = sum(stream.dropped for stream in streams.values())
@@ -278,12 +286,19 @@ def execute(request):
     )
 
 
-def watch(poll, streams, ended, source, deadline, pid):
-    """Move bytes until the payload ends or its time is up. True when it was the time."""
+def watch(poll, streams, ended, source, request, pid):
+    """Move bytes until the payload ends, or its time is up ("timeout"), or its memory where no
+    control group holds it ("oom").
+    """
+    deadline = now() + request["timeout_s"]
+    memory = request["memory_bytes"] if os.getpid() == 1 else 0
     while True:
         left = deadline - now()
         if left <= 0:
-            return True
+            return "timeout"
+        if memory and rough_memory() > memory and memory_used() > memory:
+            return "oom"
+        left = min(left, LOOK_S) if memory else left
         done = False
         # Not more than the rest of the pipes may be read before the clock is looked at again.
         for fd, events in poll.poll(left * 1000):
@@ -298,7 +313,36 @@ def watch(poll, streams, ended, source, deadline, pid):
             elif fd in streams and streams[fd].pump() is False:
                 poll.unregister(fd)
         if done:
-            return False
+            return ""
+
+
+def rough_memory():
+    """Not less than the bytes that the processes of the session hold, and quick to tell."""
+    pages = 0
+    for data in of_each_process("statm"):
+        fields = data.split()
+        pages += int(fields[1]) - int(fields[2])
+    return pages * PAGE
+
+
+def memory_used():
+    """The same with what forks share counted once."""
+    kilobytes = 0
+    for data in of_each_process("smaps_rollup"):
+        for line in data.splitlines():
+            if line.startswith(b"Pss_Anon:"):
+                kilobytes += int(line.split()[1])
+    return kilobytes << 10
+
+
+def of_each_process(file):
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open("/proc/" + name + "/" + file, "rb") as source:
+                    yield source.read()
+            except OSError:
+                continue  # it has just ended
 
 
 def meanwhile(request, source, pid):
@@ -677,7 +721,9 @@ def hide():
     """Not dumpable: what runs beside us under the same user cannot open our memory in /proc."""
     import ctypes
 
-    ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)
+    global PRCTL
+    PRCTL = ctypes.CDLL(None).prctl
+    PRCTL(4, 0, 0, 0, 0)
 
 
 if __name__ == "__main__":

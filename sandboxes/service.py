@@ -240,13 +240,13 @@ class SandboxServicer(FilesServicer):
 def _command(request: pb.ExecRequest, session: Session, timeout_s: float) -> dict[str, Any]:
     cap = session.limits.output_bytes
     group = session.channel.group
+    counted = tuple(group.folders) if group is not None else ()
     command: dict[str, Any] = {
         "stdin": request.stdin,
         "keep_stdin_open": request.keep_stdin_open,
         "cap": min(request.output_bytes or cap, cap),
-        "limits": session.limits.rlimits(
-            memory_counted=group is not None and "memory" in group.folders
-        ),
+        "limits": session.limits.rlimits(counted=counted),
+        "memory_bytes": 0 if "memory" in counted else session.limits.memory_bytes,
         "env": {**_DEFAULT_ENV, **request.env},
         "cwd": request.cwd,
         "timeout_s": timeout_s,

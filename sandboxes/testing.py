@@ -25,6 +25,7 @@ import psutil
 
 from rollstream.v1 import sandbox_pb2 as pb
 from rollstream.v1 import sandbox_pb2_grpc
+from sandboxes.cgroups import PREFIX
 
 _START_S = 60.0
 _STOP_S = 30.0
@@ -50,6 +51,17 @@ class Executor:
         with contextlib.suppress(psutil.NoSuchProcess):
             return list(psutil.Process(self.process.pid).children(recursive=True))
         return []
+
+    def groups(self) -> set[str]:
+        """Control groups of its sessions."""
+        return {str(path) for path in _groups() if path.parent.name in self._homes()}
+
+    def _homes(self) -> set[str]:
+        """Folders of control groups that this process holds a descriptor of."""
+        with contextlib.suppress(OSError):
+            links = [os.readlink(fd) for fd in Path(f"/proc/{self.process.pid}/fd").iterdir()]
+            return {Path(link).name for link in links if PREFIX in link and "cgroup" in link}
+        return set()
 
     def leftovers(self) -> list[str]:
         """Temporary folders of the executor that are still there."""
@@ -108,6 +120,13 @@ def wait_until(condition: Callable[[], bool], *, what: str, deadline_s: float = 
         if time.monotonic() > end:
             raise AssertionError(f"not within {deadline_s:.0f} s: {what}")
         time.sleep(0.01)
+
+
+def _groups() -> Iterator[Path]:
+    """Every control group of a session of any executor, whatever the hierarchy."""
+    for place, folders, _ in os.walk("/sys/fs/cgroup"):
+        if Path(place).name.startswith(PREFIX):
+            yield from (Path(place, folder) for folder in folders)
 
 
 def free_port() -> int:

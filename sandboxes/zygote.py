@@ -362,6 +362,7 @@ def main():
     except OSError as error:
         control.send(str(error).encode())
         os._exit(1)
+    guest.PRCTL = LIBC.prctl
     guest.warm()
     hide_command_line()
     control.send(b"ready layered" if can_layer() else b"ready")

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from sandboxes.channel import Channel
@@ -37,19 +37,18 @@ class SessionLimits:
     output_bytes: int
     cpus: float = 1.0
 
-    def rlimits(self, *, memory_counted: bool = False) -> dict[str, int]:
+    def rlimits(self, *, counted: Collection[str] = ()) -> dict[str, int]:
         """The limits that the guest sets for each command.
 
-        ``memory_counted``: a control group holds the memory of all processes, so that address
-        space, which is not memory, needs no limit.
+        ``counted``: what a control group counts over all processes ("memory", "pids"), so that
+        address space, which is not memory, and the user's processes need no limit.
         """
-        limits = {
-            "NPROC": self.pids,
-            "FSIZE": max(self.disk_bytes, 1 << 20),
-            "NOFILE": 1024,
-            "CORE": 0,
-        }
-        return limits if memory_counted else {**limits, "AS": self.memory_bytes}
+        limits = {"FSIZE": max(self.disk_bytes, 1 << 20), "NOFILE": 1024, "CORE": 0}
+        if "memory" not in counted:
+            limits["AS"] = self.memory_bytes
+        if "pids" not in counted:
+            limits["NPROC"] = self.pids
+        return limits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,6 +31,7 @@ from sandboxes.backends.base import (
     counts_processes_per_namespace,
 )
 from sandboxes.backends.launch import GUEST, launch
+from sandboxes.cgroups import WITHOUT
 from sandboxes.channel import Channel
 from sandboxes.folders import ISOLATED, Folder
 from sandboxes.layers import Layer
@@ -123,10 +124,10 @@ class BubblewrapBackend(Backend):
             self._folder = None
 
     def _missing(self) -> tuple[str, ...]:
-        missing = ["memory limit over all processes (held per process)"]
+        missing = list(WITHOUT.values())
         # bwrap --tmpfs takes a size and no number of inodes.
         missing.append("inode limit")
-        missing += ["CPU quota", "snapshots (need the backend native)"]
+        missing += ["snapshots (need the backend native)"]
         if not self._root and not counts_processes_per_namespace():
             missing.append("process limit (needs root, or Linux 5.14)")
         if not seccomp.supported():

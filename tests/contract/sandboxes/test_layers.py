@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import grpc
+import grpc.aio
 import pytest
 
-from rollstream.errors import ContractError, InfraError
+from rollstream.errors import ContractError
 from rollstream.v1 import events_pb2
 from rollstream.v1 import sandbox_pb2 as pb
 from sandboxes.client import SandboxClient, Session
@@ -167,11 +169,10 @@ async def test_exported_snapshot_is_restored_on_another_executor(
             assert await tree(copy) == expected
 
 
-async def test_a_blob_that_is_not_there_is_named(running: Executor) -> None:
+async def test_a_blob_that_is_not_there_is_named(session: Session) -> None:
+    stub = session._executor.stub
     wrong = events_pb2.BlobRef(sha256="0" * 64)
-    async with SandboxClient([running.target], budget_s=1) as client:
-        with pytest.raises(InfraError, match="blob 0000.*cannot be read"):
-            async with client.session(SPEC, blob=wrong):
-                pass
-        async with client.session(SPEC) as session:
-            assert (await session.exec(["true"])).exit_code == 0
+    with pytest.raises(grpc.aio.AioRpcError, match=r"blob 0000.*cannot be read") as refused:
+        await stub.Create(pb.CreateRequest(spec=SPEC, from_blob=wrong))
+    assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert (await session.exec(["true"])).exit_code == 0
