@@ -99,12 +99,16 @@ class EmbeddedBroker:
         return self.folder / "broker.log"
 
     def start(self) -> None:
-        """Format the storage if it is new, start, and return when the port answers.
+        """``launch`` and ``wait_ready``."""
+        self.launch()
+        self.wait_ready()
+
+    def launch(self) -> None:
+        """Format the storage if it is new, and start the process, which dies with this thread.
 
         Raises:
             ConfigError: no Java or no jars on this machine, or the port is taken.
-            InfraError: the broker ended or did not answer in time; the message ends with its
-                last log line.
+            InfraError: the storage cannot be formatted.
         """
         java, jars = find_java(), find_jars()
         self._check_port()
@@ -122,7 +126,6 @@ class EmbeddedBroker:
                 start_new_session=True,
                 preexec_fn=die_with_parent(),
             )
-        self._wait_for_port()
 
     def poll(self) -> int | None:
         """The exit status, or None while it runs."""
@@ -202,7 +205,13 @@ class EmbeddedBroker:
                 hint="is the folder writable, and is there space?",
             )
 
-    def _wait_for_port(self) -> None:
+    def wait_ready(self) -> None:
+        """Return when the port answers.
+
+        Raises:
+            InfraError: the broker ended or did not answer in time; the message ends with its
+                last log line.
+        """
         assert self._process is not None
         deadline = time.monotonic() + _START_S
         while time.monotonic() < deadline:

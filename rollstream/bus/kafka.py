@@ -409,8 +409,8 @@ class KafkaBus(Bus):
 
     async def end_offsets(self, topic: Topic) -> Mapping[int, int]:
         client = AIOKafkaConsumer(**client_settings(self.config.bus))
-        await within_budget(self.config.bus, "end offsets", client.start)
         try:
+            await within_budget(self.config.bus, "end offsets", client.start)
             count = await self.partitions(topic)
             asked = [TopicPartition(self.full_name(topic), p) for p in range(count)]
             ends = await client.end_offsets(asked)

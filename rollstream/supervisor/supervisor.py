@@ -17,6 +17,7 @@ import asyncio
 import contextlib
 import fcntl
 import os
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import IO
@@ -26,8 +27,9 @@ import structlog
 from rollstream.broker import EmbeddedBroker
 from rollstream.bus import connect
 from rollstream.config import Config, dump
-from rollstream.errors import ConfigError, InfraError
+from rollstream.errors import ConfigError, InfraError, RollstreamError
 from rollstream.supervisor.child import Child, State
+from rollstream.supervisor.restarts import Verdict, decide
 from rollstream.supervisor.services import STOP_ORDER, spec_of
 from rollstream.topics import ALL
 
@@ -54,6 +56,7 @@ class Supervisor:
             for name in names
         }
         self.broker_restarts = 0
+        self.broker_error = ""
         self._broker: EmbeddedBroker | None = None
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._lock: IO[str] | None = None
@@ -110,7 +113,9 @@ class Supervisor:
                 task.cancel()
 
     def check(self) -> None:
-        """Raise ``InfraError`` when a service has been given up."""
+        """Raise ``InfraError`` when the broker or a service has been given up."""
+        if self.broker_error and self._broker is not None:
+            raise InfraError(self.broker_error, hint=f"see {self._broker.log_path}")
         for name, child in self.children.items():
             if child.state is State.FAILED:
                 raise InfraError(
@@ -167,7 +172,6 @@ class Supervisor:
         if self.config.bus.mode != "embedded":
             return
         bus = self.config.bus
-        # In this thread: a child that dies with its parent dies with the thread that made it.
         self._broker = EmbeddedBroker(
             self.config.run.dir / "kafka",
             port=bus.port,
@@ -178,12 +182,37 @@ class Supervisor:
         self._tasks["broker"] = asyncio.create_task(self._watch_broker(self._broker), name="broker")
 
     async def _watch_broker(self, broker: EmbeddedBroker) -> None:
+        """Start the broker again as a service would be: a disk may be full for a while."""
+        started, failures = time.monotonic(), 0
         while not self._stopping.is_set():
-            if broker.poll() is not None:
+            if (status := broker.poll()) is not None:
+                decision = decide(
+                    # It was not asked to stop, whatever it says.
+                    exit_status=status or 1,
+                    uptime_s=time.monotonic() - started,
+                    failures=failures,
+                    max_restarts=self.config.supervisor.max_restarts,
+                    backoff_s=self.config.supervisor.backoff_s,
+                )
+                log.error("broker exited", status=status, next=decision.verdict)
+                if decision.verdict is Verdict.GIVE_UP:
+                    self.broker_error = f"the broker ended {decision.failures} times in a row"
+                    return
+                failures = decision.failures
+                await asyncio.sleep(decision.delay_s)
                 self.broker_restarts += 1
-                log.error("broker exited, restarting", restarts=self.broker_restarts)
-                broker.start()
+                started = time.monotonic()
+                await self._restart_broker(broker)
             await asyncio.sleep(_BROKER_POLL_S)
+
+    async def _restart_broker(self, broker: EmbeddedBroker) -> None:
+        try:
+            # In this thread: it dies with the thread that made it.
+            broker.launch()
+            await asyncio.to_thread(broker.wait_ready)
+        except (RollstreamError, OSError) as error:
+            log.error("broker did not start", error=str(error))
+            broker.stop()
 
     async def _run_child(self, child: Child) -> None:
         for name in child.spec.after:

@@ -1,4 +1,4 @@
-"""``make faults``: kills of every part until there are at least KILLS of them, pauses of some.
+"""``make faults``: kills of every part until there are at least KILLS of them, and other faults.
 
 Each line is one target: what was done how often, what was lost or doubled (zeros, or the exit
 status is 1), what was done again, how long it took to come back. ``bench/faults.json`` has the
@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import math
+import signal
 import statistics
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -22,27 +25,29 @@ from rich.table import Table
 
 from rollstream.supervisor.services import SERVICES
 from tests.faults.campaign import Outcome, campaign, config_of
-from tests.faults.strikes import BROKER, Kind
+from tests.faults.strikes import BROKER, DISK, Kind
 
 RESULTS = Path(__file__).parents[2] / "bench" / "faults.json"
 # Who is stopped for longer than its session lasts wakes as one who has been replaced.
 PAUSED = ("rollouts", "processors", "sink", "trainer", BROKER)
+# They share their partitions with whoever joins.
+JOINED = ("rollouts", "processors")
 _PER_RUN = 12
+# Of the disk that is filled.
+_DISK_BYTES = 1 << 30
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
     parser.add_argument("--kills", type=int, default=108, help="over all targets")
-    parser.add_argument("--pauses", type=int, default=2, help="of each target that is paused")
+    parser.add_argument("--others", type=int, default=2, help="of each other fault: how often")
     parser.add_argument("--only", default="", help="targets, separated by commas")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    chosen = [
-        t for t in (*SERVICES, BROKER) if not arguments.only or t in arguments.only.split(",")
-    ]
-    each = math.ceil(arguments.kills / len(chosen))
-    plan = [(target, Kind.KILL, each) for target in chosen]
-    plan += [(t, Kind.PAUSE, arguments.pauses) for t in chosen if t in PAUSED and arguments.pauses]
+    # So that what was mounted and started goes as well.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    only = arguments.only.split(",") if arguments.only else [*SERVICES, BROKER, DISK]
+    plan = list(_plan(only, kills=arguments.kills, others=arguments.others))
     figures: dict[str, dict[str, object]] = {}
     sound = True
     for target, kind, count in plan:
@@ -56,12 +61,40 @@ def main() -> int:
     return 0 if sound else 1
 
 
+def _plan(only: list[str], *, kills: int, others: int) -> Iterator[tuple[str, Kind, int]]:
+    """(target, fault, how often)."""
+    killed = [target for target in (*SERVICES, BROKER) if target in only]
+    if kills and killed:
+        each = math.ceil(kills / len(killed))
+        yield from ((target, Kind.KILL, each) for target in killed)
+    if others:
+        yield from ((target, Kind.PAUSE, others) for target in PAUSED if target in only)
+        yield from ((target, Kind.JOIN, others) for target in JOINED if target in only)
+        if DISK in only:
+            yield DISK, Kind.FULL, others
+
+
+@contextlib.contextmanager
+def _run_folder(kind: Kind) -> Iterator[Path]:
+    """A folder for a run; on a small disk of its own where that is to be filled (needs root)."""
+    with tempfile.TemporaryDirectory(prefix="faults-") as folder:
+        if kind is not Kind.FULL:
+            yield Path(folder)
+            return
+        options = ["-t", "tmpfs", "-o", f"size={_DISK_BYTES}", "faults"]
+        subprocess.run(["mount", *options, folder], check=True)
+        try:
+            yield Path(folder)
+        finally:
+            subprocess.run(["umount", "--lazy", folder], check=True)
+
+
 def _outcomes(target: str, kind: Kind, count: int, *, seed: int) -> Iterator[Outcome]:
     """Runs until the target was struck ``count`` times."""
     done = 0
     while done < count:
-        with tempfile.TemporaryDirectory(prefix="faults-") as folder:
-            config = config_of(Path(folder), seed=seed)
+        with _run_folder(kind) as folder:
+            config = config_of(folder, seed=seed)
             outcome = asyncio.run(
                 campaign(config, targets=[target], strikes=min(count - done, _PER_RUN), kind=kind)
             )

@@ -1,40 +1,58 @@
-"""What is done to a process, and how long it takes until it is back."""
+"""What is done to a run, and how long it takes until it is back."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import shutil
 import signal
+import tempfile
 import time
 from enum import StrEnum
+from pathlib import Path
 
 from rollstream.bus.kafka import KafkaBus
 from rollstream.errors import RollstreamError
+from rollstream.process import die_with_parent
 from rollstream.supervisor.child import State
+from rollstream.supervisor.services import command, environment, spec_of
 from rollstream.supervisor.supervisor import Supervisor
 from rollstream.topics import TRAJECTORIES
 from tests.waiting import until
 
 BROKER = "broker"
+DISK = "disk"
 # Longer than ``bus.session_timeout_s`` of the run: who is stopped has lost its partitions when it
 # wakes, and goes on with what it holds.
 PAUSE_S = 8.0
+# Long enough for a broker to give its log up and for a checkpoint to fail.
+_FULL_S = 6.0
+# A second worker has its partitions and works by then.
+_JOINED_S = 6.0
 _BACK_S = 120.0
 
 
 class Kind(StrEnum):
     KILL = "kill"
     PAUSE = "pause"
+    # A second worker comes, takes its share, and is killed.
+    JOIN = "join"
+    # No byte is left on the disk of the run for a while.
+    FULL = "full"
 
 
 async def strike(supervisor: Supervisor, target: str, kind: Kind) -> float:
-    """Strike a service or the broker; the seconds from the blow (a pause: from its end) until it
-    is ready again.
+    """Strike a service, the broker or the disk; the seconds from the blow (or from its end, where
+    the fault is the time that it lasts) until the target is ready again.
     """
+    if kind is Kind.FULL:
+        return await _fill(supervisor)
+    if kind is Kind.JOIN:
+        return await _join(supervisor, target)
     victim = _pid(supervisor, target)
     os.kill(victim, signal.SIGKILL if kind is Kind.KILL else signal.SIGSTOP)
     if kind is Kind.PAUSE:
-        # The fault is the time that it lasts.
         await asyncio.sleep(PAUSE_S)
         os.kill(victim, signal.SIGCONT)
     began = time.monotonic()
@@ -67,3 +85,58 @@ async def _serves(supervisor: Supervisor, victim: int, kind: Kind) -> bool:
     except (RollstreamError, TimeoutError):
         return False
     return True
+
+
+async def _fill(supervisor: Supervisor) -> float:
+    """Leave nothing of the disk that holds the run, then give it back."""
+    filler = supervisor.config.run.dir / "filler"
+    with filler.open("wb") as file:
+        end = time.monotonic() + _FULL_S
+        while time.monotonic() < end:
+            # Again and again: what crashes gives space back.
+            # Somebody may have taken what was free a moment ago.
+            with contextlib.suppress(OSError):
+                if free := shutil.disk_usage(filler).free:
+                    os.posix_fallocate(file.fileno(), file.seek(0, os.SEEK_END), free)
+            await asyncio.sleep(0.1)
+    filler.unlink()
+    began = time.monotonic()
+    for name in supervisor.children:
+        await until(lambda n=name: _is_up(supervisor, n), seconds=_BACK_S)  # type: ignore[misc]
+    await until(lambda: _serves(supervisor, -1, Kind.KILL), seconds=_BACK_S)
+    return time.monotonic() - began
+
+
+def _is_up(supervisor: Supervisor, name: str) -> bool:
+    child = supervisor.children[name]
+    return child.state in (State.READY, State.BUSY, State.STOPPED)
+
+
+async def _join(supervisor: Supervisor, target: str) -> float:
+    """Start a second worker beside the first and kill it: two rebalances, and what it held is lost
+    with it. The seconds are those that the worker needs to be ready.
+    """
+    config = supervisor.config
+    with tempfile.TemporaryDirectory(prefix="worker-") as folder:
+        # A folder of its own for its address and caches, the run's blobs.
+        overrides = (f'run.dir="{folder}"', f'blob.uri="{config.blob_uri}"')
+        began = time.monotonic()
+        with open(Path(folder, "log"), "wb") as log:  # noqa: ASYNC230
+            worker = await asyncio.create_subprocess_exec(
+                *command(spec_of(target), supervisor.config_path, overrides),
+                stdout=log,
+                stderr=log,
+                env=environment(),
+                preexec_fn=die_with_parent(),
+            )
+        try:
+            address = Path(folder, "services", f"{target}.json")
+            await until(address.exists, seconds=_BACK_S)
+            took = time.monotonic() - began
+            await asyncio.sleep(_JOINED_S)
+            assert worker.returncode is None, Path(folder, "log").read_text()[-2000:]
+        finally:
+            if worker.returncode is None:
+                worker.kill()
+            await worker.wait()
+    return took
