@@ -26,7 +26,7 @@ from environments.registry import make
 from environments.tasks import TaskOrigin, evaluation_task, topic_of
 from evaluation.suite import SuiteRun
 from rollstream import lifecycle
-from rollstream.bus import Consumer, Producer, Record, connect
+from rollstream.bus import Consumer, Producer, Record
 from rollstream.errors import ContractError
 from rollstream.lifecycle import Service, ServiceContext
 from rollstream.topics import EVALUATIONS, POLICY_VERSIONS, REWARDS
@@ -44,7 +44,7 @@ class Evaluation(Service):
 
     def __init__(self, context: ServiceContext) -> None:
         super().__init__(context)
-        self._bus = connect(self.config)
+        self._bus = context.connect(self.config)
         domains = [self.config.domain(name) for name in self.config.evaluation.domains]
         self._domains = [(domain, make(domain)) for domain in domains]
         self._queue: list[policy_pb2.PolicyVersion] = []

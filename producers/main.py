@@ -27,7 +27,7 @@ from producers.history import History
 from producers.pacing import Pace, Progress, allowance
 from producers.sampler import DomainCursor, Drawn, Sampler
 from rollstream import ids, lifecycle
-from rollstream.bus import Consumer, Producer, Record, connect
+from rollstream.bus import Consumer, Producer, Record
 from rollstream.bus.deadletters import dead_letter, send_dead_letter
 from rollstream.config import Config
 from rollstream.errors import ConfigError, ContractError
@@ -64,7 +64,7 @@ class Producers(Service):
         cursors = [DomainCursor(config=d, environment=make(d)) for d in self.config.domains]
         self._sampler = Sampler(cursors, run_id=run.id, seed=run.seed)
         self._progress = Progress(run_id=run.id)
-        self._bus = connect(self.config)
+        self._bus = context.connect(self.config)
         self._ready = False
 
     def ready(self) -> bool:

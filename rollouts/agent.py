@@ -22,7 +22,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import structlog
-from google.protobuf.timestamp_pb2 import Timestamp
 
 from environments.base import Environment, SandboxSession, ToolOutcome
 from rollouts.decisions import (
@@ -114,7 +113,7 @@ class Rollout:
             ContractError: the task cannot be done by this policy or on these executors.
         """
         self._began = time.monotonic()
-        self._timings.started_at.GetCurrentTime()
+        self._timings.started_at.CopyFrom(codecs.now())
         self._timings.queue_s = self._began - self._spec.queued_at
         attributes: Attributes = {
             "gen_ai.operation.name": "invoke_agent",
@@ -129,7 +128,7 @@ class Rollout:
                 stop = await self._loop()
                 evidence = await self._verify(stop)
             span.set_attribute("rollstream.outcome", stop.reason)
-        self._timings.finished_at.GetCurrentTime()
+        self._timings.finished_at.CopyFrom(codecs.now())
         return self._trajectory(stop, evidence)
 
     def _open(self) -> None:
@@ -169,7 +168,7 @@ class Rollout:
         room = self._room()
         request = self._request(room)
         turn = events_pb2.Turn(index=len(self._turns))
-        turn.started_at.GetCurrentTime()
+        turn.started_at.CopyFrom(codecs.now())
         started = time.monotonic()
         attributes: Attributes = {
             "gen_ai.operation.name": "chat",
@@ -346,8 +345,7 @@ class Rollout:
 
 def failed_trajectory(spec: RolloutSpec, error: Exception) -> events_pb2.Trajectory:
     """What stands for a rollout that could not be done: recorded, masked, never a reward of 0."""
-    now = Timestamp()
-    now.GetCurrentTime()
+    now = codecs.now()
     trajectory = _blank(spec, events_pb2.Timings(started_at=now, finished_at=now))
     trajectory.evidence.CopyFrom(invalid(spec.task.verifier.name, f"not done: {error}"))
     trajectory.outcome.CopyFrom(

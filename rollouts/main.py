@@ -27,6 +27,7 @@ import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Coroutine, Mapping
+from dataclasses import dataclass
 
 import structlog
 from google.protobuf.message import DecodeError
@@ -39,7 +40,7 @@ from rollouts.engines.factory import make_engine
 from rollouts.policy import PolicyFollower
 from rollouts.slots import PrioritySlots
 from rollstream import lifecycle, telemetry
-from rollstream.bus import Consumer, Producer, Record, connect
+from rollstream.bus import Consumer, Producer, Record
 from rollstream.bus.deadletters import dead_letter, send_dead_letter
 from rollstream.errors import ConfigError, ContractError, InfraError
 from rollstream.lifecycle import Service, ServiceContext
@@ -68,7 +69,7 @@ class Rollouts(Service):
 
     def __init__(self, context: ServiceContext) -> None:
         super().__init__(context)
-        self._bus = connect(self.config)
+        self._bus = context.connect(self.config)
         self._environments: dict[str, Environment] = {
             domain.name: make(domain) for domain in self.config.domains
         }
@@ -248,10 +249,16 @@ class Rollouts(Service):
             span.set_attributes(
                 {"rollstream.task_id": task.task_id, "rollstream.domain": task.domain}
             )
-            queued_at = time.monotonic()
+            job = _Job(
+                task=task,
+                deliveries=record.deliveries,
+                environment=environment,
+                sandboxes=sandboxes,
+                queued_at=time.monotonic(),
+            )
             async with asyncio.TaskGroup() as group:
                 for index in range(max(1, task.group_size)):
-                    work = self._sample(task, index, environment, sandboxes, queued_at)
+                    work = self._sample(job, index)
                     group.create_task(
                         self._send(producer, work), name=f"rollout-{task.task_id}-{index}"
                     )
@@ -286,37 +293,35 @@ class Rollouts(Service):
             )
         return environment
 
-    async def _sample(
-        self,
-        task: events_pb2.Task,
-        index: int,
-        environment: Environment,
-        sandboxes: SandboxClient | None,
-        queued_at: float,
-    ) -> events_pb2.Trajectory:
-        """One sample: as many attempts as it takes, up to the limit."""
+    async def _sample(self, job: _Job, index: int) -> events_pb2.Trajectory:
+        """One sample: as many attempts as it takes, up to the limit.
+
+        A task that is delivered again has higher attempts than any of its earlier deliveries: what
+        it samples then is something else, under the same rollout id.
+        """
         assert self._policy is not None
         assert self._policy.chat is not None
         attempts = self.config.rollouts.max_attempts
         last: Exception = InfraError("no attempt was made")
-        for attempt in range(attempts):
+        first = job.deliveries * attempts
+        for attempt in range(first, first + attempts):
             spec = RolloutSpec(
-                task=task,
+                task=job.task,
                 sample_index=index,
                 attempt=attempt,
                 worker_id=self._worker_id,
-                queued_at=queued_at,
+                queued_at=job.queued_at,
             )
             rollout = Rollout(
                 spec,
                 engine=self._engine,
                 chat=self._policy.chat,
-                environment=environment,
-                sandboxes=sandboxes,
+                environment=job.environment,
+                sandboxes=job.sandboxes,
                 max_length=self.config.policy.max_length,
                 max_tool_chars=self.config.rollouts.max_tool_chars,
             )
-            async with self._slots.take(task.priority):
+            async with self._slots.take(job.task.priority):
                 outcome = await self._attempt(rollout, spec)
             if isinstance(outcome, events_pb2.Trajectory):
                 self._done += 1
@@ -325,7 +330,7 @@ class Rollouts(Service):
             last = outcome
             if not isinstance(outcome, InfraError):
                 break
-            self._retried += attempt + 1 < attempts
+            self._retried += attempt + 1 < first + attempts
         self._failed += 1
         return failed_trajectory(spec, last)
 
@@ -365,6 +370,17 @@ class Rollouts(Service):
             samples=task.group_size if training else 0,
         )
         await send_dead_letter(producer, letter)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    """A task in the hands of this worker; ``deliveries``: how often it may have been before."""
+
+    task: events_pb2.Task
+    deliveries: int
+    environment: Environment
+    sandboxes: SandboxClient | None
+    queued_at: float
 
 
 def _first(error: BaseException) -> BaseException:

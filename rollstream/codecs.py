@@ -8,6 +8,7 @@ broken event is a ``ContractError``.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -35,11 +36,17 @@ def header(
 ) -> events_pb2.Header:
     """The header of a new event; ``occurred_at`` is now, unless it is derived from another."""
     if occurred_at is None:
-        occurred_at = Timestamp()
-        occurred_at.GetCurrentTime()
+        occurred_at = now()
     return events_pb2.Header(
         event_id=event_id, schema_version=SCHEMA_VERSION, run_id=run_id, occurred_at=occurred_at
     )
+
+
+def now() -> Timestamp:
+    """The wall clock."""
+    at = Timestamp()
+    at.FromNanoseconds(time.time_ns())
+    return at
 
 
 def encode(message: Message) -> bytes:

@@ -22,7 +22,7 @@ import signal
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
@@ -32,6 +32,7 @@ import uvloop
 from aiohttp import web
 
 from rollstream import liveness, logs, telemetry
+from rollstream.bus import Bus, connect
 from rollstream.config import Config, dump, load
 from rollstream.config.model import ServiceConfig
 from rollstream.errors import ConfigError, InfraError, RollstreamError
@@ -42,9 +43,10 @@ log = structlog.get_logger(__name__)
 
 @dataclass(slots=True, kw_only=True)
 class ServiceContext:
-    """What a service is given: the configuration and the wish to stop."""
+    """What a service is given: the configuration, a bus to be had, and the wish to stop."""
 
     config: Config
+    connect: Callable[[Config], Bus] = connect
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def stopped_within(self, seconds: float) -> bool:

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, TypeVar
 import structlog
 
 from rollstream import lifecycle
-from rollstream.bus import Consumer, Producer, Record, connect
+from rollstream.bus import Consumer, Producer, Record
 from rollstream.bus.deadletters import dead_letter, send_dead_letter
 from rollstream.config.model import RlStage, SftStage, Stage
 from rollstream.errors import ConfigError, ContractError
@@ -65,7 +65,7 @@ class Trainer(Service):
     def __init__(self, context: ServiceContext) -> None:
         super().__init__(context)
         _check_stages(self.config.trainer.stages)
-        self._bus = connect(self.config)
+        self._bus = context.connect(self.config)
         # One thread: compute is single-threaded, and torch's state stays in one place.
         self._compute = ThreadPoolExecutor(max_workers=1, thread_name_prefix="compute")
         self._session: TrainerSession | None = None

@@ -28,7 +28,6 @@ import structlog
 from rollstream import lifecycle
 from rollstream.bus import Consumer, Producer, Record
 from rollstream.bus.deadletters import dead_letter, send_dead_letter
-from rollstream.bus.kafka import KafkaBus
 from rollstream.errors import ConfigError, ContractError, InfraError
 from rollstream.lifecycle import Service, ServiceContext
 from rollstream.liveness import Progress
@@ -56,7 +55,7 @@ class Sink(Service):
 
     def __init__(self, context: ServiceContext) -> None:
         super().__init__(context)
-        self._bus = KafkaBus(self.config)
+        self._bus = context.connect(self.config)
         self._builders: dict[tuple[str, int], ChunkBuilder] = {}
         self._rows = 0
         self._records = 0

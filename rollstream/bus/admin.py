@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import TopicAlreadyExistsError, UnknownTopicOrPartitionError, for_code
+from aiokafka.structs import TopicPartition
 
 from rollstream.errors import ConfigError
 from rollstream.topics import Cleanup, Topic
@@ -124,6 +125,14 @@ async def committed(bus: KafkaBus, group_id: str, topic: Topic) -> dict[int, int
     async with _client(bus) as client:
         offsets = await client.list_consumer_group_offsets(group_id)
     return {at.partition: offset.offset for at, offset in offsets.items() if at.topic == name}
+
+
+async def commit_metadata(bus: KafkaBus, group_id: str, partition: TopicPartition) -> str:
+    """The metadata of a group's committed offset; empty when there is none."""
+    async with _client(bus) as client:
+        found = await client.list_consumer_group_offsets(group_id, partitions=[partition])
+    at = found.get(partition)
+    return str(at.metadata or "") if at is not None else ""
 
 
 async def cluster_id(bus: KafkaBus) -> str:

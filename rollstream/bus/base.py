@@ -1,4 +1,5 @@
-"""The bus contract: what services need of Kafka and nothing else. ``KafkaBus`` keeps it.
+"""The bus contract: what services need of Kafka and nothing else. ``KafkaBus`` keeps it, and its
+in-process twin ``rollstream.testing.MemoryBus``; both run through ``rollstream.testing.bus_suite``.
 
 Delivery: a producer is idempotent with acks=all; ``send`` returns once the record is queued and
 gives a future that is done when the broker has acknowledged it. Nothing may be acknowledged
@@ -6,7 +7,8 @@ upstream before that future is done.
 
 Commit: a consumer never commits by itself. ``done(record)`` marks one record as finished, in any
 order; ``commit()`` commits, per partition, the offset below which everything is done (the low
-watermark). What was fetched and not done is read again after a crash or a rebalance.
+watermark). What was fetched and not done is read again after a crash or a rebalance, and says so:
+``Record.deliveries`` is higher each time.
 """
 
 from __future__ import annotations
@@ -23,7 +25,11 @@ from rollstream.topics import Topic
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """One record as read: ``topic`` is the contract's name (without the run's prefix)."""
+    """One record as read: ``topic`` is the contract's name (without the run's prefix).
+
+    ``deliveries``: how often at most it was handed to a member of the group before; 0 is certain,
+    and it rises with each time. Always 0 for a consumer without a group.
+    """
 
     topic: str
     partition: int
@@ -32,6 +38,7 @@ class Record:
     value: bytes
     headers: tuple[tuple[str, bytes], ...]
     timestamp_ms: int
+    deliveries: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,3 +164,11 @@ class Bus(ABC):
 
     @abstractmethod
     async def end_offsets(self, topic: Topic) -> Mapping[int, int]: ...
+
+    @abstractmethod
+    async def committed(self, group_id: str, topic: Topic) -> Mapping[int, int]:
+        """The offsets that a group has committed, by partition; none where it has not yet."""
+
+    @abstractmethod
+    async def cluster_id(self) -> str:
+        """The id of the broker's log: a fresh broker has another one."""

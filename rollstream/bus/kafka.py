@@ -25,7 +25,7 @@ from rollstream.blobs import BlobStore
 from rollstream.bus import admin
 from rollstream.bus.base import Bus, Consumer, Position, Producer, Record
 from rollstream.bus.claim import ClaimCheck
-from rollstream.bus.watermark import Watermark
+from rollstream.bus.marks import Marks
 from rollstream.config import Config
 from rollstream.config.model import BusConfig, SecurityConfig
 from rollstream.errors import ConfigError, InfraError
@@ -208,8 +208,7 @@ class KafkaConsumer(Consumer):
         self._bus = bus
         self._topics = {bus.full_name(topic): topic for topic in topics}
         self._group_id = group_id
-        self._marks: dict[TopicPartition, Watermark] = {}
-        self._committed: dict[TopicPartition, int] = {}
+        self._marks = Marks()
         config = bus.config.bus
         self._client_factory = lambda: AIOKafkaConsumer(
             **client_settings(config),
@@ -261,14 +260,16 @@ class KafkaConsumer(Consumer):
             raise InfraError(
                 f"reading {', '.join(self._topics)} failed: {error!r}", hint="is the broker up?"
             ) from error
+        for partition, messages in batches.items():
+            if partition not in self._marks:
+                await self._begin(partition, messages[0].offset)
         records = []
         for partition, messages in batches.items():
-            mark = self._marks.get(partition)
-            if mark is None:
-                mark = self._marks[partition] = Watermark(messages[0].offset)
+            if partition not in self._marks:
+                continue  # refused, or lost meanwhile: it comes again, here or elsewhere
             name = self._topics[partition.topic].name
             for message in messages:
-                mark.fetched(message.offset)
+                deliveries = self._marks.fetched(partition, message.offset)
                 records.append(
                     Record(
                         topic=name,
@@ -278,49 +279,65 @@ class KafkaConsumer(Consumer):
                         value=message.value or b"",
                         headers=tuple(message.headers),
                         timestamp_ms=message.timestamp,
+                        deliveries=deliveries,
                     )
                 )
         return records
 
+    async def _begin(self, partition: TopicPartition, start: int) -> None:
+        """Begin with a partition; in a group it is claimed first. When that is refused, what was
+        fetched of it is not handed out.
+        """
+        assert self._client is not None
+        if self._group_id is None:
+            self._marks.begin(partition, start)
+            return
+        try:
+            ends = await self._client.end_offsets([partition])
+            metadata = await self._bus.commit_metadata(self._group_id, partition)
+            claim = self._marks.claim(
+                partition, start=start, end=ends[partition], metadata=metadata
+            )
+            await self._client.commit({partition: OffsetAndMetadata(start, claim)})
+        except (KafkaError, IllegalStateError, OSError, TimeoutError) as error:
+            log.warning("claim refused", partition=str(partition), error=repr(error))
+            self._marks.forget([partition])
+            if partition in self._client.assignment():
+                self._client.seek(partition, start)
+        else:
+            self._marks.committed({partition: (start, claim)})
+
     def done(self, record: Record) -> None:
         partition = TopicPartition(self._bus.prefixed(record.topic), record.partition)
-        if (mark := self._marks.get(partition)) is not None:
-            mark.done(record.offset)
+        self._marks.done(partition, record.offset)
 
     async def commit(self) -> None:
         if self._client is None or self._group_id is None:
             return
-        assigned = self._client.assignment()
-        moved = {
-            partition: mark.position
-            for partition, mark in self._marks.items()
-            if partition in assigned and self._committed.get(partition) != mark.position
-        }
+        moved = self._marks.moved(self._client.assignment())
         if not moved:
             return
         try:
-            await self._client.commit({p: OffsetAndMetadata(o, "") for p, o in moved.items()})
+            await self._client.commit({p: OffsetAndMetadata(*at) for p, at in moved.items()})
         except (KafkaError, IllegalStateError) as error:
             # A rebalance took the partition: the records come again at its new owner, with the same
             # ids.
             log.warning("commit refused", error=repr(error))
             return
-        self._committed.update(moved)
+        self._marks.committed(moved)
 
     async def revoked(self, partitions: set[TopicPartition]) -> None:
         """Commit what is finished, then forget: what is not finished is read again by the new
         owner.
         """
         await self.commit()
-        for partition in partitions:
-            self._marks.pop(partition, None)
-            self._committed.pop(partition, None)
+        self._marks.forget(partitions)
 
     def seek(self, topic: Topic, partition: int, offset: int) -> None:
         assert self._client is not None, "start() first"
         at = TopicPartition(self._bus.full_name(topic), partition)
         self._client.seek(at, offset)
-        self._marks.pop(at, None)
+        self._marks.forget([at])
 
     async def positions(self) -> list[Position]:
         assert self._client is not None, "start() first"
@@ -337,9 +354,9 @@ class KafkaConsumer(Consumer):
         found = []
         for partition in assigned:
             position = await self._client.position(partition)
-            mark = self._marks.get(partition)
             # Before the first record of this life, what the group has committed is where it stands.
-            committed = mark.position if mark else position
+            done = self._marks.position(partition)
+            committed = position if done is None else done
             found.append(
                 Position(
                     topic=self._topics[partition.topic].name,
@@ -419,12 +436,14 @@ class KafkaBus(Bus):
             await client.stop()
 
     async def committed(self, group_id: str, topic: Topic) -> Mapping[int, int]:
-        """The offsets that a group has committed, by partition; none where it has not yet."""
         name = self.prefixed(group_id)
         return await within_budget(
             self.config.bus, "committed offsets", lambda: admin.committed(self, name, topic)
         )
 
+    async def commit_metadata(self, group: str, partition: TopicPartition) -> str:
+        """What was committed beside a group's offset; ``group`` is the full name."""
+        return await admin.commit_metadata(self, group, partition)
+
     async def cluster_id(self) -> str:
-        """The id of the broker's log: a fresh broker has another one."""
         return await within_budget(self.config.bus, "cluster id", lambda: admin.cluster_id(self))

@@ -56,7 +56,10 @@ async def test_only_what_is_done_is_committed(kafka: str, make_config: MakeConfi
     await bus.ensure_topics([TASKS_SHORT])
     await send(config, TASKS_SHORT, [("k", task(i)) for i in range(10)])
 
+    deliveries: list[set[int]] = []
+
     async def consume(skip: set[int]) -> list[int]:
+        deliveries.append(set())
         consumer = bus.consumer([TASKS_SHORT], client_id="c", group_id="g")
         await consumer.start()
         got: list[int] = []
@@ -64,6 +67,7 @@ async def test_only_what_is_done_is_committed(kafka: str, make_config: MakeConfi
         async def poll() -> bool:
             for record in await consumer.poll(timeout_s=0.2):
                 got.append(record.offset)
+                deliveries[-1].add(record.deliveries)
                 if record.offset not in skip:
                     consumer.done(record)
             return bool(got) and got[-1] == 9
@@ -75,6 +79,7 @@ async def test_only_what_is_done_is_committed(kafka: str, make_config: MakeConfi
     assert await consume(skip={4, 7}) == list(range(10))
     # Everything from the first unfinished record on comes again.
     assert await consume(skip=set()) == [4, 5, 6, 7, 8, 9]
+    assert deliveries == [{0}, {1}]
 
 
 async def test_topics_are_made_from_the_table_and_verified(
