@@ -67,8 +67,9 @@ CREATE TABLE IF NOT EXISTS trajectories
     _log LowCardinality(String), _topic LowCardinality(String), _partition UInt32, _offset UInt64 CODEC(Delta, ZSTD(1)),
     INDEX i_rollout rollout_id TYPE bloom_filter(0.001) GRANULARITY 1
 )
-ENGINE = ReplacingMergeTree(attempt)
-ORDER BY (run_id, group_id, rollout_id)
+-- Every attempt is kept; the one that counts is the one that was scored.
+ENGINE = ReplacingMergeTree
+ORDER BY (run_id, group_id, rollout_id, attempt)
 SETTINGS non_replicated_deduplication_window = 10000;
 
 CREATE TABLE IF NOT EXISTS turns

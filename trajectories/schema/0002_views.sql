@@ -1,6 +1,6 @@
 -- Deduplication lives here, once: FINAL on small columns.
 
--- Every scored rollout with what it was and what it got. INVALID ones have reward NULL: they are never 0.
+-- Every scored rollout with what it was and what it got, by the attempt that was scored. INVALID ones have reward NULL: they are never 0.
 CREATE VIEW IF NOT EXISTS trajectories_scored AS
 SELECT
     t.run_id AS run_id, t.rollout_id AS rollout_id, t.attempt AS attempt, t.task_id AS task_id, t.group_id AS group_id,
@@ -14,7 +14,7 @@ SELECT
     s.validity AS validity, s.invalid_reason AS invalid_reason, s.components AS components, s.flags AS flags
 FROM trajectories AS t FINAL
 INNER JOIN (SELECT * FROM scores FINAL) AS s
-    ON s.run_id = t.run_id AND s.group_id = t.group_id AND s.rollout_id = t.rollout_id;
+    ON s.run_id = t.run_id AND s.group_id = t.group_id AND s.rollout_id = t.rollout_id AND s.attempt = t.attempt;
 
 CREATE VIEW IF NOT EXISTS reward_by_version AS
 SELECT run_id, domain, policy_version_max AS policy_version, count() AS rollouts, avg(reward) AS reward,

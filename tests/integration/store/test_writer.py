@@ -12,7 +12,7 @@ import pytest
 
 from rollstream import codecs
 from rollstream.bus import Record
-from rollstream.topics import ALL, BY_NAME, REPLAY, TRAJECTORIES
+from rollstream.topics import ALL, BY_NAME, REPLAY, REWARDS, TRAJECTORIES
 from rollstream.v1 import events_pb2
 from tests.golden.record import example
 from tests.property.test_pipeline import trajectory
@@ -54,6 +54,28 @@ def plain(value: Any) -> Any:
     if isinstance(value, datetime):
         return value.timestamp()
     return value.decode() if isinstance(value, bytes) else value
+
+
+def test_a_score_belongs_to_the_attempt_that_was_scored(tables: Any) -> None:
+    writer = ChunkWriter(tables, log="log")
+    first, again = trajectory(0, 1, 1.0, attempt=0), trajectory(0, 1, 0.0, attempt=3)
+    again.sequences[0].versions[0].policy_version = 9
+    first.policy_version_max, again.policy_version_max = 4, 9
+    scored = events_pb2.ScoredTrajectory(
+        header=codecs.header("run", "score"),
+        rollout_id=first.rollout_id,
+        group_id=first.group_id,
+        raw=1.0,
+        validity=events_pb2.VALIDITY_VALID,
+    )
+    for topic, events in ((TRAJECTORIES, [first, again]), (REWARDS, [scored])):
+        records = tuple(record_of(topic.name, i, event) for i, event in enumerate(events))
+        chunk = Chunk(topic=topic.name, partition=0, records=records)
+        writer.write(chunk, writer.convert(chunk, decode))
+    seen = tables.query("SELECT attempt, reward, policy_version_max FROM trajectories_scored")
+    assert seen.result_rows == [(0, 1.0, 4)]
+    # What was sampled and not used can still be asked for.
+    assert tables.query("SELECT count() FROM trajectories FINAL").result_rows == [(2,)]
 
 
 def test_bytes_of_a_dead_letter_are_kept(tables: Any) -> None:
