@@ -9,7 +9,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PACKAGES := rollstream environments sandboxes producers rollouts processors trainer trajectories evaluation
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-test demo test test-train test-demo faults test-gpu lint format type bench protos proto-check lock hooks up down doctor clean
+.PHONY: help setup setup-test demo test test-train test-demo test-soak faults test-gpu lint format type bench protos proto-check lock hooks up down doctor clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -24,7 +24,7 @@ demo: setup ## Train a tiny model by RL on this machine, end to end (ARGS="--see
 	@$(V)/rollstream demo $(ARGS)
 
 test: setup-test lint type proto-check ## All checks and tests but the long ones
-	@$(V)/python -m pytest -m "not train and not demo and not gpu" $(ARGS)
+	@$(V)/python -m pytest -m "not train and not demo and not gpu and not soak" $(ARGS)
 
 test-train: setup-test ## Long training tests
 	@$(V)/python -m pytest -m train $(ARGS)
@@ -34,6 +34,9 @@ test-demo: setup-test ## The demo, for three seeds: reward rises, books balance
 
 faults: setup-test ## Kills of every part, over 100, and the books after each run (ARGS="--only trainer --kills 10")
 	@$(V)/python -m tests.faults $(ARGS)
+
+test-soak: setup-test ## Ten thousand sandbox sessions, and what is left of them
+	@$(V)/python -m pytest -m soak $(ARGS)
 
 test-gpu: setup-test ## Tests that need an NVIDIA GPU
 	@$(V)/python -m pytest -m gpu $(ARGS)

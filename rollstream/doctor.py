@@ -6,6 +6,7 @@ Each check is a function that looks and changes nothing but its own scratch file
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import platform
 import shutil
@@ -58,6 +59,7 @@ def examine() -> list[Finding]:
         _engine,
         _bubblewrap,
         _user_namespaces,
+        _sandboxes,
         _gpu,
     )
     return [check() for check in checks]
@@ -206,6 +208,36 @@ def _user_namespaces() -> Finding:
         remedy=""
         if good
         else "sysctl kernel.unprivileged_userns_clone=1, or allow them in AppArmor",
+    )
+
+
+def _sandboxes() -> Finding:
+    """Whether a session can be made here, and what of its limits would not hold."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "sandboxes.probe"],
+            capture_output=True,
+            timeout=_PROBE_TIMEOUT_S,
+            check=False,
+        )
+        found = [json.loads(line) for line in done.stdout.splitlines()]
+    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+        return Finding(name="sandboxes", level=Level.FAILED, detail=str(error))
+    able = [a for a in found if a["tier"]]
+    if not able:
+        detail = found[0]["error"] if found else done.stderr.decode("utf-8", "replace")[-200:]
+        problem, _, remedy = detail.partition(" -- ")
+        return Finding(name="sandboxes", level=Level.FAILED, detail=problem, remedy=remedy)
+    best = able[0]
+    names = ", ".join(a["backend"] for a in able)
+    lacks = "; ".join(best["missing"])
+    return Finding(
+        name="sandboxes",
+        level=Level.WARNING if lacks else Level.OK,
+        detail=f"{names}; missing with {best['backend']}: {lacks}" if lacks else names,
+        remedy="run the executor as root, or with delegated cgroups, on Linux 6.15 or later"
+        if lacks
+        else "",
     )
 
 

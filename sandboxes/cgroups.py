@@ -32,7 +32,8 @@ WITHOUT = {
     "cpu": "CPU quota",
 }
 # An ended process may still hold its group for a moment.
-_REMOVE_TRIES, _REMOVE_S, _GIVE_UP_S = 60, 0.002, 1.0
+_REMOVE_S, _GIVE_UP_S = 0.002, 1.0
+_END_S = 10.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -42,10 +43,14 @@ class Group:
     folders: Mapping[str, Path]
     unified: bool
 
-    @property
-    def joins(self) -> list[str]:
-        """Files that a process writes 0 to in order to be in the group."""
-        return [str(path / "cgroup.procs") for path in dict.fromkeys(self.folders.values())]
+    def join(self, pid: int) -> None:
+        """Move a process in. It may block for some milliseconds: the kernel waits for all readers.
+
+        Raises:
+            OSError: the process is gone, or the kernel refuses.
+        """
+        for path in dict.fromkeys(self.folders.values()):
+            (path / "cgroup.procs").write_text(str(pid), "ascii")
 
     def memory_killed(self) -> int:
         """Processes that were killed for memory so far."""
@@ -145,7 +150,7 @@ class ControlGroups:
             if self._unified:
                 (home / "cgroup.subtree_control").write_text(f"+{controller}", "ascii")
             probe = home / "probe"
-            probe.mkdir()
+            probe.mkdir(exist_ok=True)
             for file, value in _limits(controller, 1 << 28, 16, 1.0, self._unified):
                 with contextlib.suppress(FileNotFoundError):
                     (probe / file).write_text(value, "ascii")
@@ -203,9 +208,8 @@ def _end(home: Path) -> None:
             with contextlib.suppress(ProcessLookupError):
                 if int(pid):
                     os.kill(int(pid), signal.SIGKILL)
-        for _ in range(_REMOVE_TRIES):
-            if remove(group):
-                break
+        end = time.monotonic() + _END_S
+        while not remove(group) and time.monotonic() < end:
             # Processes that were killed need a moment; the executor is starting or at its end.
             time.sleep(_REMOVE_S)
 

@@ -65,7 +65,10 @@ class _Pid:
     def poll(self) -> int | None:
         if self._fd < 0:
             return 0
-        if not select.select([self._fd], [], [], 0)[0]:
+        # Not select(): with many sessions descriptors are beyond what it can name.
+        ended = select.poll()
+        ended.register(self._fd, select.POLLIN)
+        if not ended.poll(0):
             return None
         os.close(self._fd)
         self._fd = -1
@@ -118,10 +121,13 @@ class NativeBackend(Backend):
         channel = Channel(ours)
         try:
             channel.group = self._group(limits)
-            self._ask(limits, theirs, below, channel.group)
+            self._ask(limits, theirs, below)
             theirs.close()
-            channel.owns(_Pid(await channel.adopt(timeout_s=_CREATE_S)))
-            await channel.open(timeout_s=_CREATE_S)
+            pid = await channel.adopt(timeout_s=_CREATE_S)
+            channel.owns(_Pid(pid))
+            # While the session builds its mounts. Nothing is run in it before both are done.
+            joining = asyncio.to_thread(channel.group.join, pid) if channel.group else _nothing()
+            await asyncio.gather(channel.open(timeout_s=_CREATE_S), joining)
         except (OSError, SandboxLostError, RefusedError) as error:
             await channel.close()
             raise InfraError(
@@ -173,7 +179,6 @@ class NativeBackend(Backend):
         limits: SessionLimits,
         end: socket.socket,
         below: Sequence[Layer],
-        group: Group | None,
     ) -> None:
         zygote = self._zygote()
         request = {
@@ -182,7 +187,6 @@ class NativeBackend(Backend):
             "inodes": inodes(limits.disk_bytes),
             "shm_bytes": min(_SHM_BYTES, limits.disk_bytes),
             "seccomp": self._filter,
-            "cgroup": group.joins if group is not None else [],
             "layered": self.layered,
             "python": _inside(Path(sys.base_prefix).resolve()),
         }
@@ -231,6 +235,10 @@ class NativeBackend(Backend):
             "files": _FILES,
             "as_root": self._root,
         }
+
+
+async def _nothing() -> None:
+    return None
 
 
 def _inside(prefix: Path) -> str:

@@ -36,7 +36,7 @@ async def test_session_without_an_asker_ends(backend: NativeBackend) -> None:
     for _ in range(10):
         ours, theirs = socket.socketpair()
         ours.close()
-        backend._ask(LIMITS, theirs, (), None)
+        backend._ask(LIMITS, theirs, ())
         theirs.close()
     # Requests are served in order: this one is made after all of those were.
     channel = await backend.create("python", LIMITS)
