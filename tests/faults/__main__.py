@@ -55,8 +55,7 @@ def main() -> int:
         figures[f"{kind}.{target}"] = _figure(outcomes)
         sound &= all(outcome.sound for outcome in outcomes)
         print(f"{kind} {target}: {figures[f'{kind}.{target}']}", file=sys.stderr, flush=True)
-    if not arguments.only:
-        RESULTS.write_text(json.dumps(figures, indent=1, sort_keys=True) + "\n")
+    _merge(figures)
     _show(figures)
     return 0 if sound else 1
 
@@ -116,6 +115,12 @@ def _figure(outcomes: list[Outcome]) -> dict[str, object]:
         "recovery_s": round(statistics.median(recoveries), 2),
         "problems": [problem for o in outcomes for problem in o.problems],
     }
+
+
+def _merge(figures: dict[str, dict[str, object]]) -> None:
+    """Add to what earlier runs found: a long suite may be run part by part."""
+    known = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    RESULTS.write_text(json.dumps(known | figures, indent=1, sort_keys=True) + "\n")
 
 
 def _show(figures: dict[str, dict[str, object]]) -> None:
