@@ -44,6 +44,7 @@ CHUNK = 65536
 # is waited for.
 LAST_DRAIN = 1 << 20
 MAX_FILE = 64 << 20
+CHILDREN = "/proc/self/task/%d/children"
 PAGE = resource.getpagesize()
 # How often memory is looked at where no control group holds it.
 LOOK_S = 0.25
@@ -362,19 +363,31 @@ def meanwhile(request, source, pid):
 
 
 def kill_all(pid):
-    """As PID 1 every other process of the namespace; else only the command's own session."""
+    """As PID 1 every other process of the namespace; else the command's own session, and those that
+    left it and came to us when their parents ended.
+    """
     if os.getpid() == 1:
         os.kill(-1, _signal.SIGKILL)
-    else:
-        os.killpg(pid, _signal.SIGKILL)
+        return
+    for child in adopted():
+        kill(child)
+    os.killpg(pid, _signal.SIGKILL)
+
+
+def adopted():
+    try:
+        with open(CHILDREN % os.getpid()) as children:
+            return [int(child) for child in children.read().split()]
+    except OSError:
+        return []
 
 
 def reap_all(pid):
     """Kill and reap everything that the command left: nothing outlives it.
 
     As PID 1 that is every other process of the namespace. Without a namespace (process backend) it
-    is only the command's own session: what has left that is beyond reach, which is why that backend
-    is called unsafe.
+    is the command's own session and what comes to us: a process that leaves the session while its
+    parent lives is beyond reach, which is why that backend is called unsafe.
     """
     while True:
         try:
@@ -724,6 +737,9 @@ def hide():
     global PRCTL
     PRCTL = ctypes.CDLL(None).prctl
     PRCTL(4, 0, 0, 0, 0)
+    if os.getpid() != 1 and os.path.exists(CHILDREN % os.getpid()):
+        # What outlives its parent comes to us, so that it can be waited for.
+        PRCTL(36, 1, 0, 0, 0)
 
 
 if __name__ == "__main__":

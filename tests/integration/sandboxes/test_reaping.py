@@ -67,6 +67,7 @@ async def test_killed_with_a_hundred_sessions_and_started_again() -> None:
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(3600)
 async def test_ten_thousand_cycles_leave_the_machine_as_it_was() -> None:
     before = homes()
     with executor(["sandboxes.backend=native", "sandboxes.pool={python=8}"]) as running:
