@@ -54,9 +54,9 @@ class Executor:
 
     def groups(self) -> set[str]:
         """Control groups of its sessions."""
-        return {str(path) for path in _groups() if path.parent.name in self._homes()}
+        return {str(path) for path in _groups() if path.parent.name in self.homes()}
 
-    def _homes(self) -> set[str]:
+    def homes(self) -> set[str]:
         """Folders of control groups that this process holds a descriptor of."""
         with contextlib.suppress(OSError):
             links = [os.readlink(fd) for fd in Path(f"/proc/{self.process.pid}/fd").iterdir()]
