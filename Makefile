@@ -9,7 +9,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PACKAGES := rollstream environments sandboxes producers rollouts processors trainer trajectories evaluation
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-test demo test test-train test-demo test-soak faults test-gpu lint format type bench protos proto-check lock hooks up down doctor clean
+.PHONY: help setup setup-test demo test test-train test-demo test-soak faults sim test-gpu lint format type bench protos proto-check lock hooks up down doctor clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -37,6 +37,9 @@ faults: setup-test ## Kills of every part, over 100, and the books after each ru
 
 test-soak: setup-test ## Ten thousand sandbox sessions, and what is left of them
 	@$(V)/python -m pytest -m soak $(ARGS)
+
+sim: setup-test ## Simulate the pipeline under faults (SEEDS=200), or one seed step by step (SEED=n)
+	@$(V)/python -m tests.simulation $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),200))
 
 test-gpu: setup-test ## Tests that need an NVIDIA GPU
 	@$(V)/python -m pytest -m gpu $(ARGS)

@@ -26,25 +26,23 @@ import structlog
 from mode.utils.queues import FlowControlEvent
 
 from processors.batch import Batch, Change, WriteBack
+from processors.letters import APP, letter_of
 from processors.pipeline import Emission, Origin, Pipeline
 from rollstream.budget import ByteBudget
 from rollstream.bus import Producer, Record
-from rollstream.bus.deadletters import dead_letter, send_dead_letter
+from rollstream.bus.deadletters import send_dead_letter
 from rollstream.bus.kafka import KafkaBus, ssl_context
 from rollstream.config import Config
 from rollstream.config.model import SecurityConfig
-from rollstream.errors import ContractError, InfraError
 from rollstream.topics import TRAJECTORIES
 from rollstream.v1 import events_pb2
 
 log = structlog.get_logger(__name__)
 
-APP = "processors"
 TICKS = "processors-ticks"
 # In the order in which they are written: see ``Batch``.
 TABLES = ("groups", "normalisers")
 _TICK = struct.Struct("<d")
-_TRIES = 3
 
 Handler = Callable[[Any], list[Emission]]
 
@@ -161,16 +159,7 @@ class ProcessorApp:
         """Make a record that cannot be handled a dead letter."""
         record = _record(event, self.config)
         log.error("dead letter", topic=record.topic, offset=record.offset, error=str(error))
-        trajectory = _as_trajectory(record)
-        letter = dead_letter(
-            record,
-            error,
-            service=APP,
-            run_id=self.config.run.id,
-            task_id=trajectory.task_id,
-            rollout_id=trajectory.rollout_id,
-            samples=int(trajectory.purpose == events_pb2.PURPOSE_TRAIN),
-        )
+        letter = letter_of(record, error, run_id=self.config.run.id)
         await send_dead_letter(self.producer, letter)
         self.dead_letters_total += 1
 
@@ -203,31 +192,15 @@ class _FaustBatch(Batch[_Arrival]):
         # The last record of each partition, in whose name Faust's tables are written.
         self._last: dict[int, Any] = {}
 
-    async def handle(self, arrival: _Arrival) -> list[Emission]:
-        """What a record causes; one that cannot be handled becomes a dead letter, the rest goes
-        on.
-        """
-        event = arrival.event
-        self._last[event.message.partition] = event
-        for table in self.tables:
-            table.partition = event.message.partition
-        for tries in range(1, _TRIES + 1):
-            try:
-                emissions = arrival.handle(event)
-            except InfraError:
-                raise
-            except Exception as error:
-                for table in self.tables:
-                    table.rollback()
-                if isinstance(error, ContractError) or tries == _TRIES:
-                    await self._processor.bury(event, error)
-                    break
-                log.exception("handler crashed", tries=tries, offset=event.message.offset)
-            else:
-                for table in self.tables:
-                    table.accept()
-                return emissions
-        return []
+    def partition(self, arrival: _Arrival) -> int:
+        return int(arrival.event.message.partition)
+
+    def apply(self, arrival: _Arrival) -> list[Emission]:
+        self._last[self.partition(arrival)] = arrival.event
+        return arrival.handle(arrival.event)
+
+    async def bury(self, arrival: _Arrival, error: Exception) -> None:
+        await self._processor.bury(arrival.event, error)
 
     async def send(self, emission: Emission) -> asyncio.Future[object]:
         topic, key, message = emission
@@ -319,11 +292,3 @@ def _record(event: Any, config: Config) -> Record:
         headers=tuple(items),
         timestamp_ms=int((message.timestamp or 0) * 1000),
     )
-
-
-def _as_trajectory(record: Record) -> events_pb2.Trajectory:
-    """What can be told of a record that may be broken."""
-    try:
-        return events_pb2.Trajectory.FromString(record.value)
-    except Exception:  # noqa: BLE001 - broken bytes tell nothing
-        return events_pb2.Trajectory()

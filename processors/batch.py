@@ -12,8 +12,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import Generic, TypeVar
 
+import structlog
+
 from processors.pipeline import Emission
 from rollstream.bus.kafka import settle
+from rollstream.errors import ContractError, InfraError
+
+log = structlog.get_logger(__name__)
+
+# Of a handler that crashes on a record.
+_TRIES = 3
 
 # The partition that a change belongs to, and the value; None removes the key.
 Change = tuple[int, bytes | None]
@@ -77,8 +85,15 @@ class Batch(ABC, Generic[Event]):
     tables: Sequence[WriteBack]
 
     @abstractmethod
-    async def handle(self, event: Event) -> list[Emission]:
-        """What one record causes."""
+    def partition(self, event: Event) -> int: ...
+
+    @abstractmethod
+    def apply(self, event: Event) -> list[Emission]:
+        """What one record causes; it may change the tables."""
+
+    @abstractmethod
+    async def bury(self, event: Event, error: Exception) -> None:
+        """Make a record that cannot be handled a dead letter."""
 
     @abstractmethod
     async def send(self, emission: Emission) -> asyncio.Future[object]:
@@ -90,6 +105,30 @@ class Batch(ABC, Generic[Event]):
 
     @abstractmethod
     async def acknowledge(self, event: Event) -> None: ...
+
+    async def handle(self, event: Event) -> list[Emission]:
+        """What one record causes; one that cannot be handled becomes a dead letter, the rest goes
+        on.
+        """
+        for table in self.tables:
+            table.partition = self.partition(event)
+        for tries in range(1, _TRIES + 1):
+            try:
+                emissions = self.apply(event)
+            except InfraError:
+                raise
+            except Exception as error:
+                for table in self.tables:
+                    table.rollback()
+                if isinstance(error, ContractError) or tries == _TRIES:
+                    await self.bury(event, error)
+                    break
+                log.exception("handler crashed", tries=tries)
+            else:
+                for table in self.tables:
+                    table.accept()
+                return emissions
+        return []
 
     async def work_through(self, events: Sequence[Event]) -> None:
         """Events, then groups, then statistics, then the acknowledgement."""

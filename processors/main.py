@@ -18,7 +18,8 @@ from collections.abc import Mapping
 
 import structlog
 
-from processors.app import APP, TICKS, ProcessorApp, table_names
+from processors.app import TICKS, ProcessorApp, table_names
+from processors.letters import APP
 from rollstream import lifecycle
 from rollstream.bus import admin
 from rollstream.bus.kafka import KafkaBus, within_budget

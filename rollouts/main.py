@@ -35,7 +35,7 @@ from google.protobuf.message import DecodeError
 from environments.base import Environment
 from environments.registry import make
 from rollouts.agent import Rollout, RolloutSpec, failed_trajectory
-from rollouts.engines.base import EngineBrokenError
+from rollouts.engines.base import EngineBrokenError, InferenceEngine
 from rollouts.engines.factory import make_engine
 from rollouts.policy import PolicyFollower
 from rollouts.slots import PrioritySlots
@@ -120,7 +120,7 @@ class Rollouts(Service):
 
     async def run(self) -> None:
         settings = self.config.rollouts
-        self._engine = make_engine(self.config)
+        self._engine = self._make_engine()
         producer = self._bus.producer(client_id="rollouts")
         topics = [_TIERS[tier] for tier in settings.tiers]
         consumer = self._bus.consumer(topics, client_id="rollouts", group_id="rollouts")
@@ -143,6 +143,9 @@ class Rollouts(Service):
             await consumer.stop()
             await producer.stop()
             await self._engine.stop()
+
+    def _make_engine(self) -> InferenceEngine:
+        return make_engine(self.config)
 
     @contextlib.asynccontextmanager
     async def _sandboxes(self) -> AsyncIterator[SandboxClient | None]:

@@ -95,9 +95,7 @@ class Trainer(Service):
         }
 
     async def run(self) -> None:
-        from trainer.session import TrainerSession
-
-        session = TrainerSession(self.config)
+        session = self._make_session()
         producer = self._bus.producer(client_id="trainer")
         consumer = self._bus.consumer([REPLAY], client_id="trainer")
         try:
@@ -116,6 +114,11 @@ class Trainer(Service):
             self._compute.shutdown(wait=True)
             await consumer.stop()
             await producer.stop()
+
+    def _make_session(self) -> TrainerSession:
+        from trainer.session import TrainerSession
+
+        return TrainerSession(self.config)
 
     async def _stages(
         self, session: TrainerSession, producer: Producer, consumer: Consumer

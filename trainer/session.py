@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import islice
-from typing import TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 import structlog
@@ -55,6 +56,13 @@ class TrainerSession:
 
     def open(self) -> Checkpoint | None:
         """Load the model: from the latest checkpoint (whose events are due again), or afresh."""
+        checkpoint = self._store.latest()
+        self._learner = self._load(checkpoint)
+        if checkpoint is not None:
+            self._resume(checkpoint)
+        return checkpoint
+
+    def _load(self, checkpoint: Checkpoint | None) -> Learner:
         settings = self.config.trainer
         torch.set_num_threads(settings.threads)
         # numpy looks at denormal numbers once, and warns when it finds them flushed.
@@ -63,20 +71,16 @@ class TrainerSession:
         self._device = _device(settings.device)
         self._start = prepare_start(self.config, self.config.run.dir / "start")
         self.chat = ChatFormat(self._start)
-        checkpoint = self._store.latest()
         model = load_model(checkpoint.policy if checkpoint else self._start, self._device)
         self.buffer.vocab_size = int(model.config.vocab_size)
-        self._learner = Learner(
+        torch.manual_seed(self.config.run.seed)
+        return Learner(
             model,
             pad_id=self.chat.pad_id,
             row_tokens=settings.row_tokens,
             micro_tokens=settings.pack_tokens,
             device=self._device,
         )
-        torch.manual_seed(self.config.run.seed)
-        if checkpoint is not None:
-            self._resume(checkpoint)
-        return checkpoint
 
     @property
     def stage(self) -> SftStage | RlStage | None:
@@ -218,8 +222,16 @@ class TrainerSession:
             published=number if publish else self.state.published,
             published_version=version if publish else self.state.published_version,
         )
+        checkpoint = self._store.save(
+            self.state, self.buffer.groups, self._tensors(), self._write_policy
+        )
+        self._pending = []
+        return checkpoint
+
+    def _tensors(self) -> dict[str, Any]:
+        """What a checkpoint keeps beside the policy."""
         optimiser = self._learner.optimiser
-        tensors = {
+        return {
             "optimiser": optimiser.state_dict() if optimiser else {},
             "rng": torch.get_rng_state(),
             # What is published in less than float32 is not what the next step starts from.
@@ -227,16 +239,18 @@ class TrainerSession:
             if self.config.policy.dtype == "float32"
             else self._learner.model.state_dict(),
         }
-        checkpoint = self._store.save(
-            self.state,
-            self.buffer.groups,
-            tensors,
-            lambda folder: write_policy(
-                self._learner.model, self._start, folder, dtype=self.config.policy.dtype
-            ),
-        )
-        self._pending = []
-        return checkpoint
+
+    def _restore(self, tensors: dict[str, Any]) -> None:
+        if tensors["optimiser"] and self.stage is not None:
+            self._learner.begin_stage(self.stage.optimiser)
+            assert self._learner.optimiser is not None
+            self._learner.optimiser.load_state_dict(tensors["optimiser"])
+        if tensors["weights"]:
+            self._learner.model.load_state_dict(tensors["weights"])
+        torch.set_rng_state(tensors["rng"])
+
+    def _write_policy(self, folder: Path) -> None:
+        write_policy(self._learner.model, self._start, folder, dtype=self.config.policy.dtype)
 
     def _resume(self, checkpoint: Checkpoint) -> None:
         self.state = checkpoint.state
@@ -245,14 +259,7 @@ class TrainerSession:
             groups=iter(checkpoint.groups),
             finished=checkpoint.state.finished,
         )
-        tensors = checkpoint.tensors()
-        if tensors["optimiser"] and self.stage is not None:
-            self._learner.begin_stage(self.stage.optimiser)
-            assert self._learner.optimiser is not None
-            self._learner.optimiser.load_state_dict(tensors["optimiser"])
-        if tensors["weights"]:
-            self._learner.model.load_state_dict(tensors["weights"])
-        torch.set_rng_state(tensors["rng"])
+        self._restore(checkpoint.tensors())
         log.info("resumed", checkpoint=checkpoint.folder.name, step=self.state.step)
 
     def _begin(self, settings: OptimiserConfig) -> None:

@@ -84,7 +84,7 @@ class Sink(Service):
 
     async def run(self) -> None:
         log_id = await self._log_id()
-        self._writer = await asyncio.to_thread(self._open_store, log_id)
+        self._writer = await self._again(lambda: self._open_store(log_id), "opening the store")
         producer = self._bus.producer(client_id="sink")
         consumer = self._consumer = self._bus.consumer(ALL, client_id="sink")
         await producer.start()
@@ -117,7 +117,7 @@ class Sink(Service):
         Raises:
             ConfigError: the log is shorter than what the store holds of it.
         """
-        stored = await asyncio.to_thread(self._writer.stored)
+        stored = await self._again(self._writer.stored, "asking the store where to go on")
         if not stored:
             return
         for at in await consumer.positions():

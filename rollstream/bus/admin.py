@@ -127,12 +127,12 @@ async def committed(bus: KafkaBus, group_id: str, topic: Topic) -> dict[int, int
     return {at.partition: offset.offset for at, offset in offsets.items() if at.topic == name}
 
 
-async def commit_metadata(bus: KafkaBus, group_id: str, partition: TopicPartition) -> str:
-    """The metadata of a group's committed offset; empty when there is none."""
+async def commit_metadata(bus: KafkaBus, group_id: str, partition: TopicPartition) -> str | None:
+    """The metadata of a group's committed offset; None when it has committed none."""
     async with _client(bus) as client:
         found = await client.list_consumer_group_offsets(group_id, partitions=[partition])
     at = found.get(partition)
-    return str(at.metadata or "") if at is not None else ""
+    return None if at is None or at.offset < 0 else str(at.metadata or "")
 
 
 async def cluster_id(bus: KafkaBus) -> str:

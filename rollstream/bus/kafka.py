@@ -441,7 +441,7 @@ class KafkaBus(Bus):
             self.config.bus, "committed offsets", lambda: admin.committed(self, name, topic)
         )
 
-    async def commit_metadata(self, group: str, partition: TopicPartition) -> str:
+    async def commit_metadata(self, group: str, partition: TopicPartition) -> str | None:
         """What was committed beside a group's offset; ``group`` is the full name."""
         return await admin.commit_metadata(self, group, partition)
 

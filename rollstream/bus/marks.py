@@ -6,7 +6,7 @@ A partition is claimed before its first record is handed out, and forgotten when
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rollstream.bus.claims import Claims
 from rollstream.bus.watermark import Watermark
@@ -16,11 +16,10 @@ Partition = tuple[str, int]
 
 @dataclass(slots=True, kw_only=True)
 class Mark:
-    """One partition: ``earlier`` are the claims of its former owners, ``claims`` those and ours."""
+    """One partition: what is done, and who had it before."""
 
     watermark: Watermark
-    earlier: Claims
-    claims: Claims
+    claims: Claims = field(default_factory=Claims)
     committed: int | None = None
 
 
@@ -33,25 +32,26 @@ class Marks:
     def __contains__(self, partition: Partition) -> bool:
         return partition in self._marks
 
-    def claim(self, partition: Partition, *, start: int, end: int, metadata: str = "") -> str:
+    def claim(self, partition: Partition, *, start: int, end: int, metadata: str | None) -> str:
         """Begin with a partition at ``start``; what is to be committed there before anything of it
-        is handed out.
+        is handed out. ``metadata``: what is committed now; None: nothing is, so that nobody had the
+        partition before.
         """
-        earlier = Claims.parse(metadata)
-        claims = earlier.with_claim(start=start, end=end)
-        self._marks[partition] = Mark(watermark=Watermark(start), earlier=earlier, claims=claims)
+        claims = Claims()
+        if metadata is not None:
+            claims = Claims.parse(metadata).handed_on(start=start, end=end)
+        self._marks[partition] = Mark(watermark=Watermark(start), claims=claims)
         return claims.text()
 
     def begin(self, partition: Partition, start: int) -> None:
         """Begin with a partition that is shared with nobody."""
-        none = Claims()
-        self._marks[partition] = Mark(watermark=Watermark(start), earlier=none, claims=none)
+        self._marks[partition] = Mark(watermark=Watermark(start))
 
     def fetched(self, partition: Partition, offset: int) -> int:
         """A record is handed out; how often that may have happened before."""
         mark = self._marks[partition]
         mark.watermark.fetched(offset)
-        return mark.earlier.deliveries(offset)
+        return mark.claims.deliveries(offset)
 
     def done(self, partition: Partition, offset: int) -> None:
         """A record is finished; one of a partition that is lost changes nothing."""
@@ -70,8 +70,7 @@ class Marks:
             mark = self._marks.get(partition)
             if mark is None or mark.committed == (at := mark.watermark.position):
                 continue
-            left = Claims(ends=tuple(pair for pair in mark.claims.ends if pair[0] > at))
-            found[partition] = (at, left.text())
+            found[partition] = (at, mark.claims.above(at).text())
         return found
 
     def committed(self, offsets: Mapping[Partition, tuple[int, str]]) -> None:

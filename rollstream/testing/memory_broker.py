@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextvars
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from rollstream.bus.base import Record
@@ -62,7 +62,7 @@ class MemoryBroker:
         self.on_append: Callable[[str, Record], None] = lambda name, record: None
         self.on_commit: Callable[[str, Offsets], None] = lambda group, offsets: None
         self._sequences: dict[tuple[str, str, int], int] = {}
-        self._waiting: list[Callable[[], None]] = []
+        self._waiting: dict[str, list[Callable[[], None]]] = {}
         self._clients = 0
 
     def new_client(self, client_id: str) -> str:
@@ -116,14 +116,20 @@ class MemoryBroker:
         stored = replace(record, partition=partition, offset=len(log))
         log.append(stored)
         self.on_append(name, stored)
-        waiting, self._waiting = self._waiting, []
-        for wake in waiting:
+        for wake in self._waiting.pop(name, ()):
             wake()
         return stored
 
-    def when_appended(self, wake: Callable[[], None]) -> None:
-        """Call ``wake`` once, after the next append to any topic."""
-        self._waiting.append(wake)
+    def when_appended(self, names: Iterable[str], wake: Callable[[], None]) -> None:
+        """Call ``wake`` after the next append to any of these topics, once for each."""
+        for name in names:
+            self._waiting.setdefault(name, []).append(wake)
+
+    def forget(self, names: Iterable[str], wake: Callable[[], None]) -> None:
+        """Nobody waits there any more."""
+        for name in names:
+            if wake in (waiting := self._waiting.get(name, [])):
+                waiting.remove(wake)
 
     def end(self, partition: Partition) -> int:
         return len(self.log(*partition))

@@ -326,10 +326,10 @@ class MemoryConsumer(Consumer):
             return
         for name, topic in self._topics.items():
             count = await self._bus.partitions(topic)
-            await self._open([(name, p) for p in range(count)])
+            self._next.update(await self._starts([(name, p) for p in range(count)]))
 
-    async def _open(self, partitions: Sequence[Partition]) -> None:
-        """Begin where the group stands; where it has not begun, at the beginning or the end."""
+    async def _starts(self, partitions: Sequence[Partition]) -> dict[Partition, int]:
+        """Where the group stands; where it has not begun, the beginning or the end."""
         broker = self._bus.broker
 
         def starts() -> dict[Partition, int]:
@@ -339,7 +339,7 @@ class MemoryConsumer(Consumer):
                 for p in partitions
             }
 
-        self._next.update(await self._bus.call(self._client, starts))
+        return await self._bus.call(self._client, starts)
 
     async def poll(self, *, max_records: int = 500, timeout_s: float = 0.5) -> list[Record]:
         loop = asyncio.get_running_loop()
@@ -351,11 +351,13 @@ class MemoryConsumer(Consumer):
                 return records
             woken: asyncio.Future[None] = loop.create_future()
             timer = loop.call_later(left_s, _answer, woken, None)
-            self._bus.broker.when_appended(partial(_answer, woken, None))
+            wake = partial(_answer, woken, None)
+            self._bus.broker.when_appended(self._topics, wake)
             try:
                 await woken
             finally:
                 timer.cancel()
+                self._bus.broker.forget(self._topics, wake)
 
     async def _fetch(self, max_records: int) -> list[Record]:
         epoch = self._epoch
@@ -393,7 +395,7 @@ class MemoryConsumer(Consumer):
         broker = self._bus.broker
         end, metadata = await self._bus.call(
             self._client,
-            lambda: (broker.end(at), broker.group(group).offsets.get(at, (0, ""))[1]),
+            lambda: (broker.end(at), broker.group(group).offsets.get(at, (0, None))[1]),
         )
         if epoch != self._epoch:
             return
@@ -498,11 +500,12 @@ class MemoryConsumer(Consumer):
         self._marks.forget(list(self._next))
         self._next.clear()
         self._epoch += 1
-        await self._bus.call(
-            self._client,
-            lambda: broker.join(group, self._client, tuple(self._topics), loop.time()),
-        )
-        self._watch(group)
+
+        def join() -> None:
+            broker.join(group, self._client, tuple(self._topics), loop.time())
+            self._watch(group)
+
+        await self._bus.call(self._client, join)
         while True:
             try:
                 share = await self._bus.call(
@@ -513,12 +516,13 @@ class MemoryConsumer(Consumer):
             if share is not None:
                 break
             await asyncio.sleep(_SHARE_EVERY_S)
-        self.generation, partitions = share
+        generation, partitions = share
+        starts = await self._starts(partitions)
+        self.generation, self._next = generation, starts
         self._epoch += 1
-        await self._open(partitions)
 
     def _watch(self, group: str) -> None:
-        """Let the broker put this member out when it is not heard of for the session timeout."""
+        """The broker's part: put this member out when its session has timed out."""
         if self._watched:
             return
         loop, broker = asyncio.get_running_loop(), self._bus.broker

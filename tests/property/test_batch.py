@@ -45,13 +45,14 @@ class _Batch(Batch[int]):
         self.tables = [WriteBack(table) for table in broker.tables]
         self._pipeline = Pipeline(CONFIG, groups=self.tables[0], normalisers=self.tables[1])
 
-    async def handle(self, event: int) -> list[Emission]:
-        emissions = self._pipeline.on_trajectory(
-            self._log[event], Origin(partition=0, offset=event)
-        )
-        for table in self.tables:
-            table.accept()
-        return emissions
+    def partition(self, event: int) -> int:
+        return 0
+
+    def apply(self, event: int) -> list[Emission]:
+        return self._pipeline.on_trajectory(self._log[event], Origin(partition=0, offset=event))
+
+    async def bury(self, event: int, error: Exception) -> None:
+        raise error
 
     async def send(self, emission: Emission) -> asyncio.Future[object]:
         self._broker.effect()
