@@ -59,7 +59,7 @@ class Progress:
     def on_dead_letter(self, letter: events_pb2.DeadLetter) -> None:
         """A task was given up, or one of its rollouts: with the last one the group is gone."""
         group = ids.group_id(letter.task_id)
-        if not letter.samples or group not in self.open:
+        if group not in self.open:
             return
         if letter.rollout_id:
             lost = self.lost.setdefault(group, set())

@@ -369,7 +369,8 @@ class Rollouts(Service):
             error,
             service=self.name,
             run_id=self.config.run.id,
-            task_id=task.task_id,
+            # The key is left where the bytes tell nothing.
+            task_id=task.task_id or record.key.decode("utf-8", "replace"),
             samples=task.group_size if training else 0,
         )
         await send_dead_letter(producer, letter)

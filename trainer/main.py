@@ -30,7 +30,7 @@ import structlog
 
 from rollstream import lifecycle
 from rollstream.bus import Consumer, Producer, Record
-from rollstream.bus.deadletters import dead_letter, send_dead_letter
+from rollstream.bus.deadletters import send_dead_letter
 from rollstream.config.model import RlStage, SftStage, Stage
 from rollstream.errors import ConfigError, ContractError
 from rollstream.lifecycle import Service, ServiceContext
@@ -38,6 +38,8 @@ from rollstream.telemetry import tracer
 from rollstream.topics import POLICY_VERSIONS, REPLAY, TRAINING_STEPS
 from rollstream.v1 import events_pb2
 from trainer.buffer import Refusal
+from trainer.letters import letter_of
+from trainer.ordering import LogOrder
 
 if TYPE_CHECKING:
     from trainer.checkpoint import Checkpoint
@@ -102,6 +104,7 @@ class Trainer(Service):
             await producer.start()
             await consumer.start()
             checkpoint = await self._in_thread(session.open)
+            self._order = LogOrder(range(await self._bus.partitions(REPLAY)))
             self._session = session
             if checkpoint is not None:
                 await self._emit(producer, checkpoint)
@@ -167,7 +170,7 @@ class Trainer(Service):
         if isinstance(stage, RlStage):
             room = _PREFETCH_STEPS * stage.groups_per_step
         refusals: list[Refusal] = []
-        for record in await consumer.poll(max_records=room, timeout_s=_POLL_S):
+        for record in await self._next(consumer, room):
             group = await self._decode(record, producer)
             if group is None:
                 continue
@@ -179,12 +182,20 @@ class Trainer(Service):
             self._lag_records = sum(p.end - p.position for p in await consumer.positions())
             self._lag_asked = time.monotonic()
 
+    async def _next(self, consumer: Consumer, room: int) -> list[Record]:
+        """The next records in the order of the log (``trainer.ordering``)."""
+        self._order.add(await consumer.poll(max_records=room, timeout_s=_POLL_S))
+        if self._order.blocked:
+            at = await consumer.positions()
+            self._order.at_end(p.partition for p in at if p.position >= p.end)
+        return self._order.take()
+
     async def _decode(self, record: Record, producer: Producer) -> events_pb2.TrainingGroup | None:
         try:
             event = self._bus.decode(record)
         except ContractError as error:
             log.error("group is broken", offset=record.offset, error=str(error))
-            letter = dead_letter(record, error, service=self.name, run_id=self.config.run.id)
+            letter = letter_of(record, error, run_id=self.config.run.id)
             await send_dead_letter(producer, letter)
             return None
         assert isinstance(event, events_pb2.TrainingGroup)

@@ -125,6 +125,11 @@ _DEAD = """
 SELECT task_id, rollout_id, samples FROM dead_letters FINAL
 WHERE run_id = {run:String} AND samples > 0
 """
+# Groups that the trainer could not read: their keys still name them.
+_UNREADABLE = """
+SELECT DISTINCT key FROM dead_letters FINAL
+WHERE run_id = {run:String} AND service = 'trainer' AND origin_topic = 'replay'
+"""
 _GAPS = """
 SELECT _topic, _partition, first, previous FROM
 (
@@ -146,13 +151,17 @@ def read_ledger(client: Any, run_id: str) -> Ledger:
 
     # Against the flow: what is written meanwhile is at worst still in flight, and not a sample that
     # was finished and never produced.
-    trained, refused, closed, letters = map(rows, (_TRAINED, _REFUSED, _CLOSED, _DEAD))
+    trained, refused, closed = map(rows, (_TRAINED, _REFUSED, _CLOSED))
+    letters, unreadable = rows(_DEAD), {key for (key,) in rows(_UNREADABLE)}
     tasks = rows(_TASKS)
     size = {task: group_size for task, _, group_size in tasks}
     dead: set[str] = set()
     for task, rollout, _ in letters:
         lost = [rollout] if rollout else [ids.rollout_id(task, i) for i in range(size.get(task, 0))]
         dead.update(lost)
+    for task, group, group_size in tasks:
+        if group in unreadable:
+            dead.update(ids.rollout_id(task, index) for index in range(group_size))
     return Ledger(
         produced={
             ids.rollout_id(task, index): group

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
+import xxhash
+
 from rollstream import codecs, ids
 from rollstream.bus import Record
+from rollstream.bus.claim import DIGEST
 from rollstream.errors import ContractError
 from rollstream.testing.memory_broker import Offsets
 from rollstream.topics import (
@@ -29,16 +32,18 @@ if TYPE_CHECKING:
 _TASKS = {topic.name: topic for topic in TASKS.values()}
 
 
-def on_append(world: World, name: str, record: Record) -> None:
-    """Nothing yet: the log is looked at when something depends on it."""
-
-
 def on_commit(world: World, group: str, offsets: Offsets) -> None:
     """A task that is committed as done has all its trajectories on the log, or is a dead letter."""
     if group != "rollouts":
         return
     finished = {
         t.rollout_id for t in events(world, TRAJECTORIES) if isinstance(t, events_pb2.Trajectory)
+    }
+    # One that was damaged when it was written was there.
+    finished |= {
+        events_pb2.Trajectory.FromString(value).rollout_id
+        for (name, _), value in world.broker.damaged.items()
+        if name == TRAJECTORIES.name
     }
     buried = {
         (x.topic, x.partition, x.offset)
@@ -75,6 +80,10 @@ def events(world: World, topic: Topic) -> list[object]:
 
 
 def _decoded(topic: Topic, record: Record) -> object | None:
+    """The event, as the services see it: None when its digest says that it was changed."""
+    digests = [data for key, data in record.headers if key == DIGEST]
+    if any(data != xxhash.xxh3_64_digest(record.value) for data in digests):
+        return None
     try:
         return codecs.decode(topic, record.value)
     except ContractError:

@@ -22,6 +22,7 @@ Fault = Callable[["World"], Awaitable[None]]
 _PAUSE_S = 9.0
 _OUTAGE_S = 15.0
 _JUMP_S = 40.0
+_TARGETS = ("producers", "rollouts", "processors", "trainer", "sink")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +34,8 @@ class Profile:
     for_s: float
     workers: int
     slow: bool
+    # Only these services are killed, paused and stopped; all if empty.
+    targets: tuple[str, ...] = ()
 
     @classmethod
     def draw(cls, rng: random.Random) -> Profile:
@@ -43,6 +46,7 @@ class Profile:
             for_s=rng.uniform(5.0, 30.0),
             workers=rng.randint(1, 3),
             slow=rng.random() < 0.3,
+            targets=(rng.choice(_TARGETS),) if rng.random() < 0.5 else (),
         )
 
 
@@ -68,7 +72,8 @@ async def strike(world: World) -> None:
         await asyncio.wait(ongoing)
 
 
-def _running(world: World, *, of: tuple[str, ...] = ()) -> Slot | None:
+def _running(world: World) -> Slot | None:
+    of = world.profile.targets
     slots = [
         slot
         for slot in world.slots.values()
@@ -181,6 +186,12 @@ async def _garbage(world: World) -> None:
     world.broker.append(topic.name, partition, record)
 
 
+async def _damage(world: World) -> None:
+    """A disk changes a bit of the next record of a topic; of a group, one trajectory at most."""
+    topic = world.rng.choice([TASKS_SHORT, TRAJECTORIES, REPLAY])
+    world.broker.damaging = topic.name
+
+
 async def _repeat(world: World) -> None:
     """A record of the log once more at its end, as by a producer's second life."""
     topic = world.rng.choice([TASKS_SHORT, TRAJECTORIES, REPLAY])
@@ -202,4 +213,5 @@ FAULTS: dict[str, Fault] = {
     "engine": _engine,
     "garbage": _garbage,
     "repeat": _repeat,
+    "damage": _damage,
 }

@@ -159,6 +159,18 @@ def _dead(store: Store, run: str) -> list[tuple[Any, ...]]:
     return [(r["task_id"], r["rollout_id"], r["samples"]) for r in rows if r["samples"] > 0]
 
 
+def _unreadable(store: Store, run: str) -> list[tuple[Any, ...]]:
+    rows = _of_run(store, "dead_letters", run)
+    found = {
+        _text(r["key"]) for r in rows if r["service"] == "trainer" and r["origin_topic"] == "replay"
+    }
+    return [(key,) for key in sorted(found)]
+
+
+def _text(value: Any) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+
+
 def _gaps(store: Store, run: str) -> list[tuple[Any, ...]]:
     ranges: dict[tuple[str, int, str], list[tuple[int, int]]] = defaultdict(list)
     for row in store.rows("ingested"):
@@ -180,5 +192,6 @@ _ANSWERS = {
     accounting._TRAINED: _trained,
     accounting._REFUSED: _refused,
     accounting._DEAD: _dead,
+    accounting._UNREADABLE: _unreadable,
     accounting._GAPS: _gaps,
 }

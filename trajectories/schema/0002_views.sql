@@ -63,6 +63,11 @@ LEFT JOIN
         UNION ALL
         SELECT run_id, arrayJoin(rollout_ids) AS rollout_id FROM tasks FINAL
         WHERE (run_id, task_id) IN (SELECT run_id, task_id FROM dead_letters WHERE samples > 0 AND rollout_id = '')
+        UNION ALL
+        -- A group that the trainer could not read is named by its key.
+        SELECT run_id, arrayJoin(rollout_ids) AS rollout_id FROM tasks FINAL
+        WHERE (run_id, group_id) IN
+            (SELECT run_id, key FROM dead_letters WHERE service = 'trainer' AND origin_topic = 'replay')
     )
     GROUP BY run_id, rollout_id
 ) AS d ON d.run_id = p.run_id AND d.rollout_id = p.rollout_id;

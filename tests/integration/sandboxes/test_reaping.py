@@ -112,7 +112,8 @@ def test_groups_of_a_dead_executor_are_killed_and_removed() -> None:
 import os, subprocess, sys
 from sandboxes.cgroups import ControlGroups
 group = ControlGroups().make(memory_bytes=1 << 28, pids=9, cpus=1.0)
-left = subprocess.Popen(["sleep", "600"], stdout=subprocess.DEVNULL, start_new_session=True).pid
+quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+left = subprocess.Popen(["sleep", "600"], **quiet, start_new_session=True).pid
 group.join(left)
 for folder in group.folders.values(): print(left, folder, int((folder / "cgroup.procs").read_text()) == left)
 sys.stdout.flush(); os._exit(0)

@@ -68,8 +68,10 @@ def _letter(number: int, rollout: str = "", samples: int = 1) -> events_pb2.Dead
         (8, [_letter(3, samples=4)], 1),
         (8, [_letter(3, f"r{i}") for i in range(4)], 1),
         (8, [_letter(3, f"r{i % 3}") for i in range(9)], 0),
-        # A letter that stands for no sample, or for none of ours.
-        (8, [_letter(3, samples=0), _letter(99, samples=4)], 0),
+        # A task of which its bytes told nothing but the name.
+        (8, [_letter(3, samples=0)], 1),
+        # None of ours.
+        (8, [_letter(99, samples=4)], 0),
     ],
 )
 def test_usable_groups_on_their_way_are_bounded(
