@@ -9,6 +9,7 @@ import time
 from collections import Counter
 
 from tests.simulation.kernel import collect
+from tests.simulation.mutations import MUTATIONS, Mutation
 from tests.simulation.world import Report, simulate
 
 
@@ -17,6 +18,9 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=100, help="how many, from --first on")
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--seed", type=int, default=None, help="this one only, told step by step")
+    parser.add_argument(
+        "--mutation", choices=MUTATIONS, help="plant this bug, and go on until it is found"
+    )
     arguments = parser.parse_args()
     if os.environ.get("PYTHONHASHSEED") != "0":
         # The order of sets of strings is part of what a seed gives again.
@@ -26,6 +30,9 @@ def main() -> int:
             {**os.environ, "PYTHONHASHSEED": "0"},
         )
     try:
+        if arguments.mutation:
+            seeds = range(arguments.first, arguments.first + arguments.seeds)
+            return _find(MUTATIONS[arguments.mutation], seeds)
         if arguments.seed is not None:
             return _show(simulate(arguments.seed))
         return _many(range(arguments.first, arguments.first + arguments.seeds))
@@ -42,6 +49,18 @@ def _show(report: Report) -> int:
     for violation in report.violations:
         print(f"violation: {violation}")
     return bool(report.violations)
+
+
+def _find(mutation: Mutation, seeds: range) -> int:
+    """1 as soon as a seed says what is to be said of a planted bug, as for any violation."""
+    with mutation.plant():
+        for seed in seeds:
+            said = [v for v in simulate(seed).violations if mutation.finds in v]
+            if said:
+                print(f"{mutation.name}: seed {seed}: {said[0]}")
+                return 1
+    print(f"{mutation.name}: not found in {len(seeds)} seeds")
+    return 0
 
 
 def _many(seeds: range) -> int:

@@ -1,10 +1,14 @@
-"""The simulation in ``make test``: some seeds hold, and a seed can be seen again."""
+"""The simulation in ``make test``: some seeds hold, a seed can be seen again, planted bugs are found."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+
+import pytest
+
+from tests.simulation.mutations import MUTATIONS
 
 
 def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -22,3 +26,10 @@ def test_a_seed_gives_the_same_log_again() -> None:
     first, second = (_run("--seed", "7") for _ in range(2))
     assert first.returncode == 0, first.stdout + first.stderr
     assert first.stdout == second.stdout
+
+
+@pytest.mark.parametrize("name", MUTATIONS)
+def test_planted_bugs_are_found(name: str) -> None:
+    done = _run("--seeds", "80", "--mutation", name)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert f"{name}: seed " in done.stdout
