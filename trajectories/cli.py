@@ -70,20 +70,23 @@ def audit(
     from clickhouse_connect.driver.exceptions import ClickHouseError
 
     from trajectories.accounting import balance, read_ledger
+    from trajectories.lengths import read_lengths
 
     config = run_config(run)
     with opened_store(config) as client:
         try:
             books = balance(read_ledger(client, config.run.id))
+            lengths = read_lengths(client, config.run.id)
         except ClickHouseError as error:
             raise SqlError(
                 f"the store of run {config.run.id!r} has no books: {_short(str(error))}",
                 hint="has the sink been running?",
             ) from None
     if as_json:
-        typer.echo(json.dumps({**asdict(books), "balanced": books.balanced}))
+        found = {**asdict(books), "balanced": books.balanced, "lengths": asdict(lengths)}
+        typer.echo(json.dumps(found))
     else:
-        _show_books(books)
+        _show_books(books, lengths)
     raise typer.Exit(0 if books.balanced else 1)
 
 
@@ -209,7 +212,7 @@ def _cell(value: Any) -> Text:
     return Text(text.replace("\x1b", "\\x1b"))
 
 
-def _show_books(books: Any) -> None:
+def _show_books(books: Any, lengths: Any) -> None:
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_row("produced", str(books.produced))
     table.add_row("trained", str(books.trained))
@@ -217,6 +220,12 @@ def _show_books(books: Any) -> None:
         table.add_row(f"dropped: {reason}", str(count))
     table.add_row("dead-lettered", str(books.dead_lettered))
     table.add_row("in flight", str(books.in_flight))
+    if lengths.statistic is not None:
+        table.add_row(
+            "sampled tokens, mean",
+            f"{lengths.mean_issued:.1f} finished, {lengths.mean_trained:.1f} trained"
+            f" (KS {lengths.statistic:.3f}, p {lengths.p_value:.2g})",
+        )
     console = Console()
     console.print(table)
     for problem in books.problems:

@@ -29,6 +29,7 @@ from tests.property.test_pipeline import trajectory
 from trajectories.accounting import balance, read_ledger
 from trajectories.chunks import Chunk
 from trajectories.client import store_client
+from trajectories.lengths import read_lengths
 from trajectories.migrations import migrate
 from trajectories.writer import ChunkWriter
 
@@ -155,6 +156,23 @@ def test_views_and_audit_keep_the_same_books(tables: Any) -> None:
     ]
 
 
+def test_lengths_of_what_was_trained_beside_what_was_finished(tables: Any) -> None:
+    # Trained, trained, stale; without variance; closed but not yet at the trainer.
+    lengths = {(0, 0): 10, (0, 1): 20, (0, 2): 60, (1, 0): 90, (4, 0): 30}
+    told = []
+    for (number, index), tokens in lengths.items():
+        # The last attempt counts.
+        for attempt, sampled in enumerate((tokens + 500, tokens)):
+            told.append(trajectory(number, index, 1.0, attempt=attempt))
+            told[-1].sampled_tokens = sampled
+    others = [(topic, events) for topic, events in EVENTS if topic is not TRAJECTORIES]
+    fill(tables, [(TRAJECTORIES, told), *others])
+    found = read_lengths(tables, "run")
+    assert (found.issued, found.trained) == (4, 2)
+    assert (found.mean_issued, found.mean_trained) == (30.0, 15.0)
+    assert found.statistic == 0.5
+
+
 @pytest.mark.parametrize(
     ("topic", "event", "problem"),
     [
@@ -245,6 +263,9 @@ def test_audit_states_the_books(run: Path) -> None:
     assert stated.returncode == 0, stated.stderr
     books = json.loads(stated.stdout)
     assert (books["produced"], books["dropped"], books["balanced"]) == (20, DROPPED, True)
+    # One trajectory, which was trained.
+    lengths = books["lengths"]
+    assert (lengths["issued"], lengths["trained"], lengths["p_value"]) == (1, 1, 1.0)
     shown = ask("audit", "--run", str(run))
     assert shown.returncode == 0
     assert "dropped: zero_variance" in shown.stdout
