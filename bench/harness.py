@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 import tempfile
 import uuid
 from collections.abc import Iterator
@@ -12,25 +11,20 @@ from pathlib import Path
 import numpy as np
 
 from rollstream import codecs, ids
-from rollstream.broker import EmbeddedBroker
+from rollstream.broker import EmbeddedCluster
 from rollstream.config import Config, load
+from rollstream.net import free_port
 from rollstream.v1 import events_pb2
 
 GROUP = 8
 VOCABULARY = 150_000
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @contextlib.contextmanager
-def broker() -> Iterator[str]:
-    """Bootstrap servers of an embedded broker that lives as long as the block."""
+def broker(count: int = 1) -> Iterator[str]:
+    """Bootstrap servers of ``count`` embedded brokers that live as long as the block."""
     with tempfile.TemporaryDirectory() as folder:
-        embedded = EmbeddedBroker(Path(folder), port=free_port())
+        embedded = EmbeddedCluster(Path(folder), ports=[free_port() for _ in range(count)])
         embedded.start()
         try:
             yield embedded.bootstrap_servers

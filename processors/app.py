@@ -31,7 +31,8 @@ from processors.pipeline import Emission, Origin, Pipeline
 from rollstream.budget import ByteBudget
 from rollstream.bus import Producer, Record
 from rollstream.bus.deadletters import send_dead_letter
-from rollstream.bus.kafka import KafkaBus, ssl_context
+from rollstream.bus.kafka import KafkaBus
+from rollstream.bus.security import ssl_context
 from rollstream.config import Config
 from rollstream.config.model import SecurityConfig
 from rollstream.topics import TRAJECTORIES

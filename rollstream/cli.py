@@ -34,6 +34,9 @@ ConfigFiles = Annotated[
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", "-s", metavar="KEY=VALUE", help="Dotted override.")
 ]
+Brokers = Annotated[
+    int | None, typer.Option(help="Embedded Kafka: 1 broker, or 3 with every record on all three.")
+]
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Print the resolved configuration and exit.")
 ]
@@ -48,6 +51,7 @@ def demo(
     resume: Annotated[
         str | None, typer.Option(metavar="RUN", help='Continue a run: its id, or "latest".')
     ] = None,
+    brokers: Brokers = None,
     config: ConfigFiles = None,
     override: Overrides = None,
     dry_run: DryRun = False,
@@ -62,7 +66,7 @@ def demo(
         run_id=run_id,
         resume=resume,
         config_files=tuple(config or ()),
-        overrides=tuple(override or ()),
+        overrides=(*_broker_settings(brokers), *(override or ())),
     )
     resolved = demo_config(options)
     if dry_run:
@@ -95,12 +99,13 @@ def run(
 
 @app.command()
 def topics(*, config: ConfigFiles = None, override: Overrides = None) -> None:
-    """Make the topics of a run on its Kafka, and verify those that exist."""
+    """Make the topics of a run on its Kafka; verify and repair those that exist."""
     from rollstream.bus import connect
     from rollstream.topics import ALL
 
     resolved = load(config or [], overrides=override or [])
-    asyncio.run(connect(resolved).ensure_topics(ALL))
+    for line in asyncio.run(connect(resolved).ensure_topics(ALL)):
+        console.print(line, style="yellow", highlight=False)
     console.print(f"{len(ALL)} topics on {resolved.bus.bootstrap_servers}", highlight=False)
 
 
@@ -116,13 +121,15 @@ def up(
     folder: Annotated[Path, typer.Option(help="Where broker and store keep their data.")] = Path(
         ".rollstream"
     ),
+    brokers: Brokers = None,
     config: ConfigFiles = None,
     override: Overrides = None,
 ) -> None:
     """Start the embedded broker and store for development, in the background."""
     from rollstream.supervisor.background import start
 
-    start(folder, files=tuple(config or ()), overrides=tuple(override or ()), console=console)
+    overrides = (*_broker_settings(brokers), *(override or ()))
+    start(folder, files=tuple(config or ()), overrides=overrides, console=console)
 
 
 @app.command()
@@ -162,6 +169,10 @@ def main() -> int:
     except (KeyboardInterrupt, asyncio.CancelledError):
         return 130
     return 0
+
+
+def _broker_settings(brokers: int | None) -> tuple[str, ...]:
+    return () if brokers is None else (f"bus.brokers={brokers}", f"bus.replication={brokers}")
 
 
 def _add_commands() -> None:

@@ -1,4 +1,4 @@
-"""The topics, listed once: name, message type, key, clean-up and default partitions.
+"""The topics, listed once: name, message type, key, clean-up, partitions and how long they keep.
 
 ``rollstream.bus.admin`` creates and verifies them from this table; no service names a topic by a
 literal.
@@ -30,6 +30,9 @@ class Topic:
     # None: the run's default (bus.partitions). Control topics have one partition, so that they are
     # totally ordered.
     partitions: int | None = None
+    # Retention, as a multiple of bus.retention_hours: what people act on, and the books, are kept
+    # longer than what machines consume.
+    kept: int = 1
 
 
 TASKS_SHORT = Topic(name="tasks.short", message=events_pb2.Task, key="task_id")
@@ -53,12 +56,14 @@ CURRICULUM = Topic(
     partitions=1,
 )
 TRAINING_STEPS = Topic(
-    name="training.steps", message=events_pb2.TrainingStep, key="run_id", partitions=1
+    name="training.steps", message=events_pb2.TrainingStep, key="run_id", partitions=1, kept=4
 )
 EVALUATIONS = Topic(
-    name="evaluations", message=events_pb2.EvaluationResult, key="suite", partitions=1
+    name="evaluations", message=events_pb2.EvaluationResult, key="suite", partitions=1, kept=4
 )
-DEAD_LETTERS = Topic(name="dead-letters", message=events_pb2.DeadLetter, key="topic", partitions=1)
+DEAD_LETTERS = Topic(
+    name="dead-letters", message=events_pb2.DeadLetter, key="topic", partitions=1, kept=4
+)
 
 TASKS: dict[int, Topic] = {
     events_pb2.TIER_SHORT: TASKS_SHORT,

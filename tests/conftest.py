@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 from rollstream import vllm_needs
 from rollstream.broker import EmbeddedBroker
 from rollstream.config import Config, load
+from rollstream.net import free_port
 
 MakeConfig = Callable[..., Config]
 
@@ -21,12 +21,6 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """On a machine that cannot run vLLM its tests say why; in CI they fail there."""
     if item.get_closest_marker("vllm") and "CI" not in os.environ and (why := vllm_needs.why_not()):
         pytest.skip(why)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture(scope="session")

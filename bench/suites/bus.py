@@ -15,6 +15,8 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
+from collections.abc import Coroutine
+from typing import Any
 
 import numpy as np
 import uvloop
@@ -23,7 +25,8 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from bench.harness import GROUP, broker, config_for, training_group
 from bench.report import Report
 from rollstream import codecs
-from rollstream.bus.kafka import KafkaBus, client_settings, settle
+from rollstream.bus.kafka import KafkaBus, settle
+from rollstream.bus.security import client_settings
 from rollstream.topics import REPLAY
 from rollstream.v1 import events_pb2
 
@@ -35,18 +38,28 @@ NAMES = (
     *(f"bus.{kind}.samples_per_s.L{length}" for kind in ("ingest", "read") for length in LENGTHS),
     "bus.ingest.vs_raw.L1024",
     "bus.read.vs_raw.L1024",
+    "bus.ingest.samples_per_s.L1024.brokers3",
+    "bus.read.samples_per_s.L1024.brokers3",
 )
 
 
 def run(report: Report) -> None:
     with broker() as servers:
         for length in LENGTHS:
-            # On the loop that services run on.
-            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                runner.run(_length(report, servers, length))
+            _run(_length(report, servers, length))
+    # Every record on three brokers, and acknowledged by two.
+    with broker(3) as servers:
+        _run(_length(report, servers, 1024, brokers=3))
 
 
-async def _length(report: Report, servers: str, length: int) -> None:
+def _run(work: Coroutine[Any, Any, None]) -> None:
+    """On the loop that services run on."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(work)
+
+
+async def _length(report: Report, servers: str, length: int, *, brokers: int = 1) -> None:
+    suffix = f"L{length}" + (f".brokers{brokers}" if brokers > 1 else "")
     rng = np.random.default_rng(length)
     groups = [training_group(rng, i, length) for i in range(SAMPLES[length] // GROUP)]
     encoded = [codecs.encode(group) for group in groups]
@@ -57,25 +70,27 @@ async def _length(report: Report, servers: str, length: int) -> None:
         for _ in range(RUNS):
             # Uncompressed in both: random token ids do not compress, and the codec is not what is
             # measured.
-            bus = await _fresh(servers, folder)
+            bus = await _fresh(servers, folder, brokers)
             times["ingest"].append(await _ingest(bus, groups))
             times["read"].append(await _read(bus, len(groups) + PARTITIONS))
-            bus = await _fresh(servers, folder)
+            bus = await _fresh(servers, folder, brokers)
             times["raw_ingest"].append(await _raw_ingest(bus, groups, encoded))
             times["raw_read"].append(await _raw_read(bus, len(groups) + PARTITIONS))
     for kind in ("ingest", "read"):
         rates = [samples / t for t in times[kind]]
-        report.median(f"bus.{kind}.samples_per_s.L{length}", rates, unit="samples/s")
-        report.median(
-            f"bus.{kind}.mb_per_s.L{length}", [size / t for t in times[kind]], unit="MB/s"
-        )
+        report.median(f"bus.{kind}.samples_per_s.{suffix}", rates, unit="samples/s")
+        report.median(f"bus.{kind}.mb_per_s.{suffix}", [size / t for t in times[kind]], unit="MB/s")
         ratios = [r / o for r, o in zip(times[f"raw_{kind}"], times[kind], strict=True)]
-        report.median(f"bus.{kind}.vs_raw.L{length}", ratios, unit="ratio")
+        report.median(f"bus.{kind}.vs_raw.{suffix}", ratios, unit="ratio")
 
 
-async def _fresh(servers: str, folder: str) -> KafkaBus:
+async def _fresh(servers: str, folder: str, replication: int) -> KafkaBus:
     """A bus with an empty topic."""
-    settings = (f"bus.partitions={PARTITIONS}", 'bus.compression="none"')
+    settings = (
+        f"bus.partitions={PARTITIONS}",
+        f"bus.replication={replication}",
+        'bus.compression="none"',
+    )
     bus = KafkaBus(config_for(servers, folder, *settings))
     await bus.ensure_topics([REPLAY])
     return bus

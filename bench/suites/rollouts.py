@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.harness import broker, config_for, free_port
+from bench.harness import broker, config_for
 from bench.report import Report
 from bench.services import service
 from environments.demo_arithmetic import DemoArithmetic
@@ -28,6 +28,7 @@ from rollouts.engines.base import GenerateRequest
 from rollouts.engines.factory import make_engine
 from rollstream.bus.kafka import KafkaBus
 from rollstream.config import Config, load
+from rollstream.net import free_port
 from rollstream.topics import ALL, POLICY_VERSIONS, TRAJECTORIES
 
 NAMES = ("rollouts.tokens_per_s", "e2e.overhead_ms_per_rollout")

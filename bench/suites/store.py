@@ -8,22 +8,25 @@ several times faster than the sink.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import tempfile
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from bench.harness import GROUP, VOCABULARY, broker, config_for, free_port
+from bench.harness import GROUP, VOCABULARY, broker, config_for
 from bench.report import Report
 from bench.services import service
 from rollstream import codecs, ids
 from rollstream.bus.kafka import KafkaBus
 from rollstream.config import Config
+from rollstream.net import free_port
 from rollstream.topics import ALL, REPLAY, REWARDS, TRAJECTORIES
 from rollstream.v1 import events_pb2
 
-NAMES = ("sink.rows_per_s", "store.count_ms")
+NAMES = ("sink.rows_per_s", "sink.rows_per_s.brokers3", "store.count_ms")
 RUNS, GROUPS, TOKENS = 3, 800, 256
 QUERIES = 30
 # Per group: 8 x (trajectory, 2 turns, tokens), 8 scores, 8 samples and the group.
@@ -34,15 +37,24 @@ _DEADLINE_S = 300.0
 
 
 def run(report: Report) -> None:
-    with broker() as servers, tempfile.TemporaryDirectory() as folder:
-        config = config_for(servers, folder, "bus.partitions=4", f"store.port={free_port()}")
+    for brokers, suffix in ((1, ""), (3, ".brokers3")):
+        with sinking(brokers) as (config, client):
+            rates = [asyncio.run(_measure(config, client, number)) for number in range(RUNS)]
+            report.median(f"sink.rows_per_s{suffix}", rates, unit="rows/s")
+            if brokers == 1:
+                times = [_count(client) for _ in range(QUERIES)]
+                report.median("store.count_ms", times, unit="ms")
+
+
+@contextlib.contextmanager
+def sinking(brokers: int) -> Iterator[tuple[Config, Any]]:
+    """Brokers, store and sink, and a client of the store."""
+    with broker(brokers) as servers, tempfile.TemporaryDirectory() as folder:
+        settings = ("bus.partitions=4", f"bus.replication={brokers}", f"store.port={free_port()}")
+        config = config_for(servers, folder, *settings)
         asyncio.run(KafkaBus(config).ensure_topics(ALL))
         with service("store", config), service("sink", config):
-            client = _client(config)
-            rates = [asyncio.run(_measure(config, client, number)) for number in range(RUNS)]
-            times = [_count(client) for _ in range(QUERIES)]
-    report.median("sink.rows_per_s", rates, unit="rows/s")
-    report.median("store.count_ms", times, unit="ms")
+            yield config, _client(config)
 
 
 def _client(config: Config) -> Any:

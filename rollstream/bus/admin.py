@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+import structlog
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import TopicAlreadyExistsError, UnknownTopicOrPartitionError, for_code
 from aiokafka.structs import TopicPartition
 
+from rollstream.bus.security import client_settings
+from rollstream.bus.topic_settings import Shape, judge, wanted
 from rollstream.errors import ConfigError
-from rollstream.topics import Cleanup, Topic
+from rollstream.topics import Topic
 
 if TYPE_CHECKING:
     from rollstream.bus.kafka import KafkaBus
 
-_HOUR_MS = 3_600_000
+log = structlog.get_logger(__name__)
+
+# Kafka's DescribeConfigs: a setting made on the topic itself.
+_TOPICS_OWN = 1
 
 
 @contextlib.asynccontextmanager
 async def _client(bus: KafkaBus) -> AsyncIterator[AIOKafkaAdminClient]:
-    from rollstream.bus.kafka import client_settings
-
     client = AIOKafkaAdminClient(**client_settings(bus.config.bus))
     await client.start()
     try:
@@ -32,60 +36,92 @@ async def _client(bus: KafkaBus) -> AsyncIterator[AIOKafkaAdminClient]:
         await client.close()
 
 
-async def ensure(bus: KafkaBus, topics: Sequence[Topic]) -> None:
-    """Create missing topics. ``ConfigError`` when one exists with other partitions or clean-up."""
+async def ensure(bus: KafkaBus, topics: Sequence[Topic]) -> list[str]:
+    """Create missing topics; repair the settings of those that are there.
+
+    Returns what was found different, in words: repaired, or left as it is.
+
+    Raises:
+        ConfigError: a topic exists with other partitions, fewer replicas or another clean-up; it
+            names all of them.
+    """
     async with _client(bus) as client:
-        existing = set(await client.list_topics())
-        missing = [t for t in topics if bus.full_name(t) not in existing]
+        names = {bus.full_name(topic): topic for topic in topics}
+        missing = set(names) - set(await client.list_topics())
+        made: set[str] = set()
         if missing:
-            answer = await client.create_topics([_new(bus, t) for t in missing])
+            new = [_new(name, wanted(names[name], bus.config.bus)) for name in sorted(missing)]
+            answer = await client.create_topics(new)
             for name, code, *rest in answer.topic_errors:
                 error = for_code(code)
-                if code and error is not TopicAlreadyExistsError:
+                if not code:
+                    made.add(name)
+                elif error is not TopicAlreadyExistsError:
                     raise error(f"{name}: {rest}")
-        present = [t for t in topics if bus.full_name(t) in existing]
-        if present:
-            await _verify(bus, client, present)
+        present = sorted(set(names) - made)
+        return await _verify(bus, client, {n: names[n] for n in present}) if present else []
 
 
-def _settings(bus: KafkaBus, topic: Topic) -> dict[str, str]:
-    settings = {
-        "cleanup.policy": str(topic.cleanup),
-        "max.message.bytes": str(bus.config.bus.max_message_bytes),
+def _new(name: str, shape: Shape) -> NewTopic:
+    return NewTopic(name, shape.partitions, shape.replication, topic_configs=dict(shape.settings))
+
+
+async def _verify(
+    bus: KafkaBus, client: AIOKafkaAdminClient, topics: Mapping[str, Topic]
+) -> list[str]:
+    found, own = await _describe(client, list(topics))
+    verdicts = {
+        name: judge(wanted(topic, bus.config.bus), found[name]) for name, topic in topics.items()
     }
-    if topic.cleanup is Cleanup.DELETE:
-        settings["retention.ms"] = str(bus.config.bus.retention_hours * _HOUR_MS)
-    return settings
+    if refused := [f"{n} has {'; '.join(v.refused)}" for n, v in verdicts.items() if v.refused]:
+        raise ConfigError(
+            f"topic {'. Topic '.join(refused)}",
+            hint="set bus.partitions and bus.replication to what is there, or use another"
+            " bus.topic_prefix",
+        )
+    said = [f"{n}: {what}: left as it is" for n, v in verdicts.items() for what in v.left]
+    repairs = {name: v.repair for name, v in verdicts.items() if v.repair}
+    for name, repair in repairs.items():
+        for key, value in repair.items():
+            was = found[name].settings.get(key, "nothing")
+            said.append(f"{name}: {key} was {was}, now {value}")
+    if repairs:
+        # The request replaces all that was ever set on a topic, so it says all of it.
+        changes = [
+            ConfigResource(ConfigResourceType.TOPIC, name, configs={**own[name], **repair})
+            for name, repair in repairs.items()
+        ]
+        for altered in await client.alter_configs(changes):
+            for code, message, _, name in altered.resources:
+                if code:
+                    raise for_code(code)(f"{name}: {message}")
+    for line in said:
+        log.warning("topic with other settings", found=line)
+    return said
 
 
-def _new(bus: KafkaBus, topic: Topic) -> NewTopic:
-    return NewTopic(
-        bus.full_name(topic),
-        topic.partitions or bus.config.bus.partitions,
-        bus.config.bus.replication,
-        topic_configs=_settings(bus, topic),
-    )
-
-
-async def _verify(bus: KafkaBus, client: AIOKafkaAdminClient, topics: Sequence[Topic]) -> None:
-    names = {bus.full_name(topic): topic for topic in topics}
-    for described in await client.describe_topics(list(names)):
-        topic = names[described["topic"]]
-        wanted, found = topic.partitions or bus.config.bus.partitions, len(described["partitions"])
-        if found != wanted:
-            raise ConfigError(
-                f"topic {described['topic']} has {found} partitions, not {wanted}",
-                hint="set bus.partitions to what is there, or use another bus.topic_prefix",
-            )
-    asked = [ConfigResource(ConfigResourceType.TOPIC, n) for n in names]
+async def _describe(
+    client: AIOKafkaAdminClient, names: list[str]
+) -> tuple[dict[str, Shape], dict[str, dict[str, str]]]:
+    """Topics as they are, and of each the settings that are its own, not the broker's."""
+    settings: dict[str, dict[str, str]] = {}
+    own: dict[str, dict[str, str]] = {}
+    asked = [ConfigResource(ConfigResourceType.TOPIC, name) for name in names]
     for answer in await client.describe_configs(asked):
-        for _, _, _, name, entries in answer.resources:
-            policy = next((e[1] for e in entries if e[0] == "cleanup.policy"), None)
-            if policy is not None and policy != str(names[name].cleanup):
-                raise ConfigError(
-                    f"topic {name} has cleanup.policy={policy}, not {names[name].cleanup}",
-                    hint=f"kafka-configs --alter --topic {name} --add-config cleanup.policy=...",
-                )
+        for code, message, _, name, entries in answer.resources:
+            if code:
+                raise for_code(code)(f"{name}: {message}")
+            settings[name] = {entry[0]: entry[1] for entry in entries}
+            own[name] = {entry[0]: entry[1] for entry in entries if entry[3] == _TOPICS_OWN}
+    shapes = {
+        described["topic"]: Shape(
+            partitions=len(described["partitions"]),
+            replication=min((len(p["replicas"]) for p in described["partitions"]), default=0),
+            settings=settings[described["topic"]],
+        )
+        for described in await client.describe_topics(names)
+    }
+    return shapes, own
 
 
 async def create_compacted(bus: KafkaBus, name: str, *, partitions: int) -> None:
@@ -98,9 +134,12 @@ async def create_compacted(bus: KafkaBus, name: str, *, partitions: int) -> None
         settings = {
             "cleanup.policy": "compact",
             "max.message.bytes": str(bus.config.bus.max_message_bytes),
+            "min.insync.replicas": str(bus.config.bus.in_sync),
         }
-        topic = NewTopic(name, partitions, bus.config.bus.replication, topic_configs=settings)
-        answer = await client.create_topics([topic])
+        shape = Shape(
+            partitions=partitions, replication=bus.config.bus.replication, settings=settings
+        )
+        answer = await client.create_topics([_new(name, shape)])
         for created, code, *rest in answer.topic_errors:
             if code and for_code(code) is not TopicAlreadyExistsError:
                 raise for_code(code)(f"{created}: {rest}")

@@ -153,10 +153,11 @@ class Bus(ABC):
         """
 
     @abstractmethod
-    async def ensure_topics(self, topics: Sequence[Topic]) -> None:
-        """Create what is missing.
+    async def ensure_topics(self, topics: Sequence[Topic]) -> list[str]:
+        """Create what is missing and repair what can be repaired without losing an event.
 
-        ``ConfigError`` when a topic exists with other partitions or clean-up.
+        Returns what was found different, in words. ``ConfigError`` when a topic exists with other
+        partitions, fewer replicas or another clean-up.
         """
 
     @abstractmethod

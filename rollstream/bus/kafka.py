@@ -9,14 +9,13 @@ spent the error is an ``InfraError`` that names the servers.
 from __future__ import annotations
 
 import asyncio
-import ssl
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import stamina
 import structlog
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRebalanceListener, TopicPartition
-from aiokafka.errors import IllegalStateError, KafkaError
+from aiokafka.errors import IllegalStateError, KafkaConnectionError, KafkaError
 from aiokafka.structs import OffsetAndMetadata
 from google.protobuf.message import Message
 
@@ -26,52 +25,14 @@ from rollstream.bus import admin
 from rollstream.bus.base import Bus, Consumer, Position, Producer, Record
 from rollstream.bus.claim import ClaimCheck
 from rollstream.bus.marks import Marks
+from rollstream.bus.security import check_refused, client_settings
 from rollstream.config import Config
-from rollstream.config.model import BusConfig, SecurityConfig
-from rollstream.errors import ConfigError, InfraError
+from rollstream.config.model import BusConfig
+from rollstream.errors import InfraError
 from rollstream.topics import BY_NAME, Topic
 
 log = structlog.get_logger(__name__)
 T = TypeVar("T")
-
-
-def client_settings(bus: BusConfig) -> dict[str, Any]:
-    """Connection and security settings common to all aiokafka clients."""
-    if not bus.bootstrap_servers:
-        raise ConfigError(
-            "bus.bootstrap_servers is empty",
-            hint="name the Kafka servers, or start an embedded one with `rollstream up`",
-        )
-    settings: dict[str, Any] = {
-        "bootstrap_servers": bus.bootstrap_servers,
-        "request_timeout_ms": int(bus.request_timeout_s * 1000),
-        "security_protocol": bus.security.protocol,
-    }
-    if bus.security.protocol.startswith("SASL"):
-        settings["sasl_mechanism"] = bus.security.sasl_mechanism
-        settings["sasl_plain_username"] = bus.security.username
-        settings["sasl_plain_password"] = bus.security.password
-    if bus.security.protocol.endswith("SSL"):
-        settings["ssl_context"] = ssl_context(bus.security)
-    return settings
-
-
-def ssl_context(security: SecurityConfig) -> ssl.SSLContext:
-    """The TLS context of the configured files. ``ConfigError`` when one cannot be read."""
-    try:
-        context = ssl.create_default_context(
-            cafile=str(security.ca_file) if security.ca_file else None
-        )
-        if security.cert_file:
-            context.load_cert_chain(
-                str(security.cert_file), str(security.key_file) if security.key_file else None
-            )
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigError(
-            f"bus.security: TLS files cannot be read: {error}",
-            hint="check ca_file, cert_file, key_file",
-        ) from error
-    return context
 
 
 async def within_budget(bus: BusConfig, what: str, action: Callable[[], Awaitable[T]]) -> T:
@@ -85,12 +46,17 @@ async def within_budget(bus: BusConfig, what: str, action: Callable[[], Awaitabl
             wait_max=2.0,
         ):
             with attempt:
-                return await action()
+                try:
+                    return await action()
+                except KafkaConnectionError:
+                    await check_refused(bus)
+                    raise
     except (KafkaError, OSError, TimeoutError) as error:
         raise InfraError(
             f"{what}: Kafka at {bus.bootstrap_servers} failed for {bus.retry_budget_s:.0f} s:"
             f" {error!r}",
-            hint="is the broker up? `rollstream doctor` and its log tell more",
+            hint=f"is the broker up, and does it speak {bus.security.protocol}"
+            " (bus.security.protocol)? `rollstream doctor` and its log tell more",
         ) from error
     raise AssertionError("stamina ends by returning or raising")
 
@@ -418,8 +384,8 @@ class KafkaBus(Bus):
             self, topics, client_id=client_id, group_id=group_id, from_end=from_end
         )
 
-    async def ensure_topics(self, topics: Sequence[Topic]) -> None:
-        await within_budget(self.config.bus, "topics", lambda: admin.ensure(self, topics))
+    async def ensure_topics(self, topics: Sequence[Topic]) -> list[str]:
+        return await within_budget(self.config.bus, "topics", lambda: admin.ensure(self, topics))
 
     async def partitions(self, topic: Topic) -> int:
         return await admin.partition_count(self, topic)

@@ -57,12 +57,16 @@ class BusConfig(Section):
     mode: Literal["embedded", "external"] = "embedded"
     # Embedded: filled in by the supervisor when empty.
     bootstrap_servers: str = ""
-    # Embedded: the broker's port; 0 takes a free one.
+    # Embedded: the first broker's port, the others take the next ones; 0 takes free ones.
     port: Port = 0
+    # Embedded: one, or three that replicate each other (with replication = 3).
+    brokers: Literal[1, 3] = 1
     security: SecurityConfig = SecurityConfig()
     topic_prefix: str = ""
     partitions: Positive = 4
     replication: Positive = 1
+    # Replicas that must have a record before it is acknowledged; 0: all but one.
+    min_insync_replicas: int = Field(default=0, ge=0)
     retention_hours: int = Field(default=24 * 7, gt=0)
     compression: Literal["none", "gzip", "snappy", "lz4", "zstd"] = "zstd"
     linger_ms: int = Field(default=5, ge=0, le=10_000)
@@ -80,6 +84,25 @@ class BusConfig(Section):
     retry_budget_s: float = Field(default=120.0, gt=0)
     # Embedded broker's Java heap.
     heap_bytes: Positive = 256 << 20
+
+    @property
+    def in_sync(self) -> int:
+        """``min.insync.replicas`` of every topic."""
+        return self.min_insync_replicas or max(1, self.replication - 1)
+
+    @model_validator(mode="after")
+    def _replicas(self) -> BusConfig:
+        if self.mode == "embedded" and self.replication > self.brokers:
+            raise ValueError(
+                f"replication {self.replication} needs as many brokers, and brokers is"
+                f" {self.brokers}"
+            )
+        if self.in_sync > self.replication:
+            raise ValueError(
+                f"min_insync_replicas {self.min_insync_replicas} is above replication"
+                f" {self.replication}: nothing could be written"
+            )
+        return self
 
 
 class BlobConfig(Section):

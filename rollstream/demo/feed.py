@@ -91,7 +91,7 @@ async def poll_services(supervisor: Supervisor, state: RunState, metrics: Metric
                 if answer:
                     state.stats[name] = answer
                 _rate(name, state, previous)
-            state.states["kafka"] = "ready" if supervisor.broker_alive else "down"
+            state.states["kafka"] = supervisor.broker_state
             state.memory_bytes = _memory(supervisor)
             state.peak_memory_bytes = max(state.peak_memory_bytes, state.memory_bytes)
             state.phase = _phase(state)

@@ -7,9 +7,9 @@ from __future__ import annotations
 import socket
 
 from rollstream.config import Config
+from rollstream.config.model import BusConfig
 from rollstream.errors import ConfigError
-
-LOOPBACK = "127.0.0.1"
+from rollstream.net import LOOPBACK, free_port
 
 
 def resolve(config: Config) -> Config:
@@ -23,9 +23,14 @@ def resolve(config: Config) -> Config:
         "run": config.run.model_copy(update={"dir": config.run.dir.resolve()})
     }
     if config.bus.mode == "embedded":
-        port = _port("bus.port", config.bus.port, taken)
+        first = config.bus.port
+        ports = [
+            _port("bus.port", first and first + number, taken)
+            for number in range(config.bus.brokers)
+        ]
+        servers = ",".join(f"{LOOPBACK}:{port}" for port in ports)
         changes["bus"] = config.bus.model_copy(
-            update={"port": port, "bootstrap_servers": f"{LOOPBACK}:{port}"}
+            update={"port": ports[0], "bootstrap_servers": servers}
         )
     if config.store.mode == "embedded":
         port = _port("store.port", config.store.port, taken)
@@ -36,6 +41,11 @@ def resolve(config: Config) -> Config:
         targets = (f"{LOOPBACK}:{port}",)
         changes["rollouts"] = config.rollouts.model_copy(update={"sandbox_targets": targets})
     return config.model_copy(update=changes)
+
+
+def broker_ports(bus: BusConfig) -> list[int]:
+    """The ports of the embedded brokers of a resolved configuration."""
+    return [int(server.rpartition(":")[2]) for server in bus.bootstrap_servers.split(",")]
 
 
 def _port(key: str, wanted: int, taken: set[int]) -> int:
@@ -50,6 +60,8 @@ def _port(key: str, wanted: int, taken: set[int]) -> int:
 
 
 def _try_port(key: str, wanted: int) -> int:
+    if not wanted:
+        return free_port()
     with socket.socket() as probe:
         # As the servers do: a connection of a previous run in TIME_WAIT does not count as taken.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -60,4 +72,4 @@ def _try_port(key: str, wanted: int) -> int:
                 f"port {wanted} ({key}) on {LOOPBACK} is in use: {error.strerror}",
                 hint=f"stop what holds it, or set {key}=0 for a free one",
             ) from error
-        return int(probe.getsockname()[1])
+    return wanted

@@ -1,4 +1,4 @@
-"""A run on one machine: the broker, then every service, watched until they are told to stop.
+"""A run on one machine: the brokers, then every service, watched until they are told to stop.
 
 Owns the run folder: ``config.toml`` (the resolved configuration that every service reads),
 ``logs/``, ``services/`` (who listens where). Nothing it starts outlives it: services and broker die
@@ -8,7 +8,7 @@ with their parent, and a second supervisor on the same folder is refused while t
 |---|---|---|
 | ``child-<name>`` | the process to exit | the process, ``stop`` |
 | ``start-<name>`` | the services named in ``after`` to be ready | their health endpoint |
-| ``broker`` | the broker to exit | the broker, ``stop`` |
+| ``broker-<number>`` | the broker to exit | the broker, ``stop`` |
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ from typing import IO
 
 import structlog
 
-from rollstream.broker import EmbeddedBroker
+from rollstream.broker import EmbeddedBroker, EmbeddedCluster
 from rollstream.bus import connect
 from rollstream.config import Config, dump
 from rollstream.errors import ConfigError, InfraError, RollstreamError
 from rollstream.supervisor.child import Child, State
+from rollstream.supervisor.ports import broker_ports
 from rollstream.supervisor.restarts import Verdict, decide
 from rollstream.supervisor.services import STOP_ORDER, spec_of
 from rollstream.topics import ALL
@@ -57,7 +58,7 @@ class Supervisor:
         }
         self.broker_restarts = 0
         self.broker_error = ""
-        self._broker: EmbeddedBroker | None = None
+        self._cluster: EmbeddedCluster | None = None
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._lock: IO[str] | None = None
         self._stopping = asyncio.Event()
@@ -68,21 +69,34 @@ class Supervisor:
 
     @property
     def broker_alive(self) -> bool:
-        return self._broker is not None and self._broker.poll() is None
+        """Whether every broker runs."""
+        return bool(self._brokers) and all(b.poll() is None for b in self._brokers)
+
+    @property
+    def broker_state(self) -> str:
+        """In a word or three: ready, 2 of 3, down."""
+        alive = sum(broker.poll() is None for broker in self._brokers)
+        if alive in (0, len(self._brokers)):
+            return "ready" if alive else "down"
+        return f"{alive} of {len(self._brokers)}"
 
     @property
     def broker_pids(self) -> list[int]:
-        return [self._broker.pid] if self._broker is not None and self._broker.pid else []
+        return [broker.pid for broker in self._brokers if broker.pid]
+
+    @property
+    def _brokers(self) -> list[EmbeddedBroker]:
+        return self._cluster.brokers if self._cluster is not None else []
 
     async def start(self) -> None:
-        """Start the broker, make the topics, then start every service once what it needs is ready.
+        """Start the brokers, make the topics, then start every service once what it needs is ready.
 
         Raises:
             ConfigError: another supervisor runs on this folder, or the broker cannot be had on
                 this machine.
         """
         self._take_folder()
-        self._start_broker()
+        self._start_brokers()
         await connect(self.config).ensure_topics(ALL)
         for name, child in self.children.items():
             self._tasks[name] = asyncio.create_task(self._run_child(child), name=f"child-{name}")
@@ -114,8 +128,8 @@ class Supervisor:
 
     def check(self) -> None:
         """Raise ``InfraError`` when the broker or a service has been given up."""
-        if self.broker_error and self._broker is not None:
-            raise InfraError(self.broker_error, hint=f"see {self._broker.log_path}")
+        if self.broker_error:
+            raise InfraError(self.broker_error, hint=f"see {self.config.run.dir / 'kafka'}")
         for name, child in self.children.items():
             if child.state is State.FAILED:
                 raise InfraError(
@@ -142,12 +156,12 @@ class Supervisor:
         finally:
             for child in self.children.values():
                 child.kill()
-            if (task := self._tasks.get("broker")) is not None:
+            for task in [t for n, t in self._tasks.items() if n.startswith("broker-")]:
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
-            if self._broker is not None:
-                self._broker.stop()
+            if self._cluster is not None:
+                self._cluster.stop()
             if self._lock is not None:
                 self._lock.close()
 
@@ -168,20 +182,22 @@ class Supervisor:
         # The file may hold credentials of an external bus or store.
         self.config_path.chmod(0o600)
 
-    def _start_broker(self) -> None:
+    def _start_brokers(self) -> None:
         if self.config.bus.mode != "embedded":
             return
         bus = self.config.bus
-        self._broker = EmbeddedBroker(
+        self._cluster = EmbeddedCluster(
             self.config.run.dir / "kafka",
-            port=bus.port,
+            ports=broker_ports(bus),
             heap_bytes=bus.heap_bytes,
             max_message_bytes=bus.max_message_bytes,
         )
-        self._broker.start()
-        self._tasks["broker"] = asyncio.create_task(self._watch_broker(self._broker), name="broker")
+        self._cluster.start()
+        for number, broker in enumerate(self._cluster.brokers, start=1):
+            name = f"broker-{number}"
+            self._tasks[name] = asyncio.create_task(self._watch_broker(name, broker), name=name)
 
-    async def _watch_broker(self, broker: EmbeddedBroker) -> None:
+    async def _watch_broker(self, name: str, broker: EmbeddedBroker) -> None:
         """Start the broker again as a service would be: a disk may be full for a while."""
         started, failures = time.monotonic(), 0
         while not self._stopping.is_set():
@@ -194,9 +210,9 @@ class Supervisor:
                     max_restarts=self.config.supervisor.max_restarts,
                     backoff_s=self.config.supervisor.backoff_s,
                 )
-                log.error("broker exited", status=status, next=decision.verdict)
+                log.error("broker exited", name=name, status=status, next=decision.verdict)
                 if decision.verdict is Verdict.GIVE_UP:
-                    self.broker_error = f"the broker ended {decision.failures} times in a row"
+                    self.broker_error = f"{name} ended {decision.failures} times in a row"
                     return
                 failures = decision.failures
                 await asyncio.sleep(decision.delay_s)

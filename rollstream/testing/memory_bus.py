@@ -108,13 +108,14 @@ class MemoryBus(Bus):
         value, headers = self._claim.check_in(codecs.encode(message))
         return value, (*telemetry.inject(), *headers)
 
-    async def ensure_topics(self, topics: Sequence[Topic]) -> None:
+    async def ensure_topics(self, topics: Sequence[Topic]) -> list[str]:
         def make() -> None:
             for topic in topics:
                 count = topic.partitions or self.config.bus.partitions
                 self.broker.ensure(self.full_name(topic), topic, count)
 
         await self.call("admin", make)
+        return []
 
     async def partitions(self, topic: Topic) -> int:
         name, loop = self.full_name(topic), asyncio.get_running_loop()

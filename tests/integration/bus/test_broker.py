@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rollstream.broker import EmbeddedBroker, embedded
-from tests.conftest import free_port
+from rollstream.net import free_port
 
 
 def test_any_cluster_id_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 
@@ -10,9 +12,10 @@ from rollstream import codecs, ids, telemetry
 from rollstream.bus.kafka import KafkaBus
 from rollstream.config import load
 from rollstream.errors import ConfigError, InfraError
+from rollstream.net import free_port
 from rollstream.topics import ALL, REPLAY, TASKS_SHORT
 from rollstream.v1 import events_pb2
-from tests.conftest import MakeConfig, free_port
+from tests.conftest import MakeConfig
 from tests.services import read, send
 from tests.waiting import until
 
@@ -95,6 +98,65 @@ async def test_topics_are_made_from_the_table_and_verified(
         await KafkaBus(other).ensure_topics(ALL)
 
 
+async def test_a_topic_with_other_settings_is_repaired_and_said(
+    kafka: str, make_config: MakeConfig
+) -> None:
+    bus = KafkaBus(make_config(kafka))
+    assert await bus.ensure_topics(ALL) == []
+    admin = AIOKafkaAdminClient(bootstrap_servers=kafka)
+    await admin.start()
+    name = bus.full_name(REPLAY)
+
+    async def settings() -> dict[str, str]:
+        (answer,) = await admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, name)])
+        return {entry[0]: entry[1] for entry in answer.resources[0][4]}
+
+    async def told(key: str, value: str) -> bool:
+        return (await settings())[key] == value
+
+    week = str(7 * 24 * 3_600_000)
+    try:
+        other = {"retention.ms": "1000", "max.message.bytes": str(64 << 20), "segment.ms": "5000"}
+        await admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, name, configs=other)])
+        # A broker sees what its controller wrote a moment later.
+        await until(lambda: told("retention.ms", "1000"))
+        said = await bus.ensure_topics(ALL)
+        await until(lambda: told("retention.ms", week))
+        now = await settings()
+        assert await bus.ensure_topics(ALL) == said[:1]
+    finally:
+        await admin.close()
+    assert said == [
+        f"{name}: max.message.bytes={64 << 20}, above {32 << 20}: left as it is",
+        f"{name}: retention.ms was 1000, now {week}",
+    ]
+    # Raised; kept, since it is larger; kept, since the table says nothing of it.
+    assert (now["retention.ms"], now["max.message.bytes"]) == (week, str(64 << 20))
+    assert now["segment.ms"] == "5000"
+
+
+async def test_another_cleanup_is_refused(kafka: str, make_config: MakeConfig) -> None:
+    bus = KafkaBus(make_config(kafka))
+    await bus.ensure_topics([REPLAY])
+    admin = AIOKafkaAdminClient(bootstrap_servers=kafka)
+    await admin.start()
+    name = bus.full_name(REPLAY)
+    other = {"cleanup.policy": "compact"}
+    try:
+        await admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, name, configs=other)])
+    finally:
+        await admin.close()
+
+    async def refused() -> bool:
+        try:
+            return bool(await bus.ensure_topics(ALL))
+        except ConfigError as error:
+            assert f"{name} has cleanup.policy=compact, not delete" in str(error)
+            return True
+
+    await until(refused)
+
+
 async def test_an_unreachable_broker_is_named(make_config: MakeConfig) -> None:
     port = free_port()
     config = make_config(f"127.0.0.1:{port}", "bus.retry_budget_s=1.0")
@@ -103,7 +165,7 @@ async def test_an_unreachable_broker_is_named(make_config: MakeConfig) -> None:
 
 
 def test_no_servers_is_a_configuration_error() -> None:
-    from rollstream.bus.kafka import client_settings
+    from rollstream.bus.security import client_settings
 
     with pytest.raises(ConfigError, match="rollstream up"):
         client_settings(load(environ={}).bus)

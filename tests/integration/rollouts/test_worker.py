@@ -18,11 +18,12 @@ from rollstream import codecs
 from rollstream.bus.kafka import KafkaBus
 from rollstream.config import Config
 from rollstream.errors import InfraError
+from rollstream.net import free_port
 from rollstream.topics import ALL, DEAD_LETTERS, POLICY_VERSIONS, TASKS_SHORT, TRAJECTORIES
 from rollstream.v1 import events_pb2
 from sandboxes.client import SandboxClient
 from sandboxes.main import Sandboxes
-from tests.conftest import MakeConfig, free_port
+from tests.conftest import MakeConfig
 from tests.services import read, running, send, send_bytes
 from trainer.records import version_event
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from rollstream.config import Config, dump, load
+from rollstream.net import free_port
 from rollstream.supervisor.services import command, environment, spec_of
-from tests.conftest import free_port
 from trajectories.client import store_client
 from trajectories.migrations import migrate
 

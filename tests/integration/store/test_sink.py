@@ -12,9 +12,10 @@ from rollstream import codecs, ids
 from rollstream.bus.kafka import KafkaBus
 from rollstream.config import Config
 from rollstream.errors import ConfigError
+from rollstream.net import free_port
 from rollstream.topics import ALL, DEAD_LETTERS, TASKS_SHORT
 from rollstream.v1 import events_pb2
-from tests.conftest import MakeConfig, free_port
+from tests.conftest import MakeConfig
 from tests.integration.store.conftest import serving
 from tests.services import read, running, send
 from tests.waiting import until

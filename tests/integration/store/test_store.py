@@ -15,10 +15,11 @@ from rollstream import codecs, ids
 from rollstream.bus.kafka import KafkaBus
 from rollstream.config import Config, dump, load
 from rollstream.errors import InfraError
+from rollstream.net import free_port
 from rollstream.supervisor.services import command, environment, spec_of
 from rollstream.topics import ALL, DEAD_LETTERS, TASKS_SHORT, TRAJECTORIES
 from rollstream.v1 import events_pb2
-from tests.conftest import MakeConfig, free_port
+from tests.conftest import MakeConfig
 from tests.property.test_pipeline import trajectory
 from tests.services import read, send, send_bytes
 from tests.waiting import until
