@@ -58,6 +58,8 @@ _COMMIT_EVERY_S = 0.5
 _LAG_EVERY_S = 2.0
 # Of the drain time, for finishing; the rest is for closing sandboxes, commit and engine.
 _DRAIN_SHARE = 0.8
+# Of a task that is done alone.
+_DEATHS = 2
 # A group is held in memory at once; no estimator asks for more samples than this.
 _MAX_GROUP_SIZE = 4096
 
@@ -172,7 +174,10 @@ class Rollouts(Service):
             room = self.config.rollouts.max_tasks - len(self._tasks)
             if room > 0:
                 for record in await consumer.poll(max_records=room, timeout_s=_POLL_S):
-                    self._begin(record, consumer, producer, sandboxes)
+                    if record.deliveries >= self.config.rollouts.max_deliveries:
+                        await self._alone(record, consumer, producer, sandboxes)
+                    else:
+                        self._begin(record, consumer, producer, sandboxes)
             else:
                 await asyncio.wait(self._tasks, timeout=_POLL_S, return_when="FIRST_COMPLETED")
             now = time.monotonic()
@@ -190,6 +195,39 @@ class Rollouts(Service):
         except InfraError as error:
             # A number to look at; the work itself notices when the broker stays away.
             log.warning("lag unknown", error=str(error))
+
+    async def _alone(
+        self,
+        record: Record,
+        consumer: Consumer,
+        producer: Producer,
+        sandboxes: SandboxClient | None,
+    ) -> None:
+        """Work on a task that others were given and did not finish, and on nothing else: if this
+        worker dies, the next one knows of what.
+        """
+        await self._others_done()
+        if self.context.stopping.is_set():
+            return
+        died = await consumer.begin_alone(record)
+        if died is None:
+            return
+        if died >= _DEATHS:
+            key = record.key.decode("utf-8", "replace")
+            error = ContractError(
+                f"task {key} ended {died} workers that had nothing else to do",
+                hint="see the end of their logs; `rollstream deadletters redrive` when it is cured",
+            )
+            await self._bury(record, error, producer)
+            consumer.done(record)
+            return
+        self._begin(record, consumer, producer, sandboxes)
+        await self._others_done()
+
+    async def _others_done(self) -> None:
+        """Wait for what is at work; who waits for a policy version has begun nothing."""
+        while (busy := self._tasks - self._held) and not self.context.stopping.is_set():
+            await asyncio.wait(busy, timeout=_POLL_S, return_when=asyncio.FIRST_COMPLETED)
 
     def _begin(
         self,

@@ -103,6 +103,13 @@ class Consumer(ABC):
         """Mark a record as finished. A record of a partition that was lost meanwhile is ignored."""
 
     @abstractmethod
+    async def begin_alone(self, record: Record) -> int | None:
+        """Before a record that may have killed its owners is handled, and nothing else meanwhile:
+        write that down. Returns how often that was done before; each of them died of it. None: the
+        partition is lost, and the record comes again elsewhere.
+        """
+
+    @abstractmethod
     async def commit(self) -> None:
         """Commit the low watermark of each assigned partition that has moved."""
 

@@ -277,20 +277,31 @@ class KafkaConsumer(Consumer):
         partition = TopicPartition(self._bus.prefixed(record.topic), record.partition)
         self._marks.done(partition, record.offset)
 
+    async def begin_alone(self, record: Record) -> int | None:
+        partition = TopicPartition(self._bus.prefixed(record.topic), record.partition)
+        begun = self._marks.begin_alone(partition, record.offset)
+        if begun is None:
+            return None
+        before, at = begun
+        return before if await self._commit({partition: at}) else None
+
     async def commit(self) -> None:
-        if self._client is None or self._group_id is None:
-            return
-        moved = self._marks.moved(self._client.assignment())
-        if not moved:
-            return
+        if self._client is not None and self._group_id is not None:
+            await self._commit(self._marks.moved(self._client.assignment()))
+
+    async def _commit(self, offsets: Mapping[TopicPartition, tuple[int, str]]) -> bool:
+        assert self._client is not None, "start() first"
+        if not offsets:
+            return True
         try:
-            await self._client.commit({p: OffsetAndMetadata(*at) for p, at in moved.items()})
+            await self._client.commit({p: OffsetAndMetadata(*at) for p, at in offsets.items()})
         except (KafkaError, IllegalStateError) as error:
             # A rebalance took the partition: the records come again at its new owner, with the same
             # ids.
             log.warning("commit refused", error=repr(error))
-            return
-        self._marks.committed(moved)
+            return False
+        self._marks.committed(offsets)
+        return True
 
     async def revoked(self, partitions: set[TopicPartition]) -> None:
         """Commit what is finished, then forget: what is not finished is read again by the new

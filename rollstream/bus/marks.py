@@ -53,6 +53,17 @@ class Marks:
         mark.watermark.fetched(offset)
         return mark.claims.deliveries(offset)
 
+    def begin_alone(self, partition: Partition, offset: int) -> tuple[int, tuple[int, str]] | None:
+        """A record is to be handled alone: how often it was before, and what is to be committed
+        first. None: the partition is lost.
+        """
+        if (mark := self._marks.get(partition)) is None:
+            return None
+        before = mark.claims.begun_alone(offset)
+        mark.claims = mark.claims.begin_alone(offset)
+        at = mark.watermark.position
+        return before, (at, mark.claims.above(at).text())
+
     def done(self, partition: Partition, offset: int) -> None:
         """A record is finished; one of a partition that is lost changes nothing."""
         if (mark := self._marks.get(partition)) is not None:

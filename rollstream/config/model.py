@@ -298,6 +298,9 @@ class RolloutsConfig(ServiceConfig):
     tiers: tuple[Literal["short", "standard", "long"], ...] = ("short", "standard", "long")
     # Tries of one rollout when the sandbox is lost or the engine fails.
     max_attempts: Positive = 3
+    # A task that so many workers may have had and not finished is done alone; when two workers have
+    # died of it alone it is a dead letter.
+    max_deliveries: Positive = 2
     sandbox_targets: tuple[str, ...] = ()
     # Tool output beyond this many characters is cut (and counted).
     max_tool_chars: Positive = 8192

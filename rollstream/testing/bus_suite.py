@@ -134,6 +134,26 @@ class BusSuite:
         assert [(r.offset, r.deliveries) for r in again] == [(3, 3), (4, 2), (5, 2)]
         await consumer.stop()
 
+    async def test_what_is_begun_alone_is_known_to_the_next_owner(self, bus: Bus) -> None:
+        await bus.ensure_topics([TASKS_SHORT])
+        await _send(bus, range(4), partition=0)
+        seen = []
+        for _ in range(3):
+            # It dies of the second record: nothing is finished.
+            consumer = bus.consumer([TASKS_SHORT], client_id="c", group_id="g")
+            await consumer.start()
+            records = await _take(consumer, 4)
+            seen.append(await consumer.begin_alone(records[1]))
+            await consumer.stop()
+        # Another record; what was known of the first is of no use any more.
+        consumer = bus.consumer([TASKS_SHORT], client_id="c", group_id="g")
+        await consumer.start()
+        records = await _take(consumer, 4)
+        seen += [await consumer.begin_alone(records[2]) for _ in range(2)]
+        await consumer.stop()
+        assert seen == [0, 1, 2, 0, 1]
+        assert [r.deliveries for r in records] == [3, 3, 3, 3]
+
     async def test_two_members_share_and_the_rest_comes_again_to_who_stays(self, bus: Bus) -> None:
         await bus.ensure_topics([TASKS_SHORT])
         members = [bus.consumer([TASKS_SHORT], client_id="c", group_id="g") for _ in range(2)]

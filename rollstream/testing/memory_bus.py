@@ -415,18 +415,30 @@ class MemoryConsumer(Consumer):
     def done(self, record: Record) -> None:
         self._marks.done((self._bus.prefixed(record.topic), record.partition), record.offset)
 
+    async def begin_alone(self, record: Record) -> int | None:
+        at = (self._bus.prefixed(record.topic), record.partition)
+        begun = self._marks.begin_alone(at, record.offset)
+        if begun is None:
+            return None
+        before, mark = begun
+        return before if await self._commit({at: mark}) else None
+
     async def commit(self) -> None:
-        if self._group is None or not (moved := self._marks.moved(list(self._next))):
-            return
+        await self._commit(self._marks.moved(list(self._next)))
+
+    async def _commit(self, offsets: Mapping[Partition, tuple[int, str]]) -> bool:
         group, generation = self._group, self.generation
+        if group is None or not offsets:
+            return True
         taken = await self._bus.call(
             self._client,
-            lambda: self._bus.broker.commit(group, self._client, generation, moved),
+            lambda: self._bus.broker.commit(group, self._client, generation, offsets),
         )
         if taken and generation == self.generation:
-            self._marks.committed(moved)
+            self._marks.committed(offsets)
         elif not taken:
             log.warning("commit refused", client=self._client)
+        return taken
 
     def seek(self, topic: Topic, partition: int, offset: int) -> None:
         at = (self._bus.full_name(topic), partition)

@@ -15,6 +15,7 @@ class Switch:
     """What the scripts do now: set by the test."""
 
     broken = False
+    deadly = ""
     open = asyncio.Event()
 
 
@@ -28,4 +29,11 @@ def breaking(request: GenerateRequest) -> npt.NDArray[np.int32]:
 async def waiting(request: GenerateRequest) -> npt.NDArray[np.int32]:
     """The same, as soon as the test lets it."""
     await Switch.open.wait()
+    return two_calls(request)
+
+
+def deadly(request: GenerateRequest) -> npt.NDArray[np.int32]:
+    """The same, but one rollout breaks the engine whenever it comes."""
+    if request.session == Switch.deadly:
+        raise EngineBrokenError("the engine broke")
     return two_calls(request)

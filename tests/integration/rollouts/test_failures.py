@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterator
 
 import pytest
@@ -11,10 +12,11 @@ from environments.demo_arithmetic import DemoArithmetic
 from rollouts.agent import Rollout
 from rollouts.engines.base import EngineBrokenError
 from rollouts.main import Rollouts
+from rollstream import ids
 from rollstream.bus.kafka import KafkaBus
 from rollstream.config import Config
 from rollstream.errors import SandboxLostError
-from rollstream.topics import ALL, POLICY_VERSIONS, TASKS_SHORT, TRAJECTORIES
+from rollstream.topics import ALL, DEAD_LETTERS, POLICY_VERSIONS, TASKS_SHORT, TRAJECTORIES
 from rollstream.v1 import events_pb2
 from sandboxes.main import Sandboxes
 from tests.conftest import MakeConfig
@@ -29,7 +31,7 @@ SCRIPTS = 'rollouts.engine.script="tests.integration.rollouts.scripts:{}"'
 
 @pytest.fixture(autouse=True)
 def switch() -> Iterator[None]:
-    Switch.broken = False
+    Switch.broken, Switch.deadly = False, ""
     Switch.open = asyncio.Event()
     yield
     Switch.open.set()
@@ -182,3 +184,41 @@ async def test_a_version_that_arrives_damaged_is_taken_when_it_is_whole(
         assert service.stats()["policy_version"] == 0
         hidden.rename(folder)
         await until(lambda: service.stats()["policy_version"] == 1)
+
+
+async def test_a_task_that_ends_every_worker_is_done_alone_and_then_quarantined(
+    kafka: str, make_config: MakeConfig
+) -> None:
+    config = make_config(kafka, *settings(), SCRIPTS.format("deadly"), "bus.partitions=1")
+    await KafkaBus(config).ensure_topics(ALL)
+    offered = tasks(config, 5)
+    poison = offered[2]
+    Switch.deadly = ids.rollout_id(poison.task_id, 1)
+    lives = 0
+    async with running(Sandboxes, config):
+        await publish(config)
+        await send(config, TASKS_SHORT, [(t.task_id, t) for t in offered])
+
+        async def settled(service: Rollouts) -> bool:
+            done = (await KafkaBus(config).end_offsets(DEAD_LETTERS))[0]
+            return service.context.stopping.is_set() or bool(done)
+
+        while not (await KafkaBus(config).end_offsets(DEAD_LETTERS))[0]:
+            lives += 1
+            with contextlib.suppress(EngineBrokenError):
+                async with running(Rollouts, config) as service:
+                    await until(lambda s=service: settled(s), seconds=60)  # type: ignore[misc]
+        innocent = {t.task_id for t in offered} - {poison.task_id}
+        async with running(Rollouts, config):
+            await until(lambda: complete(config, innocent), seconds=60)
+    # Two with the others, two alone, and the one that gave it up.
+    assert lives == config.rollouts.max_deliveries + 3
+    ((_, letter),) = await read(config, DEAD_LETTERS, 1)
+    assert (letter.task_id, letter.samples) == (poison.task_id, 3)
+    assert "ended 2 workers that had nothing else to do" in letter.error
+
+
+async def complete(config: Config, task_ids: set[str]) -> bool:
+    """Whether all three samples of each task are there."""
+    found = [t for _, t in await read(config, TRAJECTORIES, 1)]
+    return all(len({t.rollout_id for t in found if t.task_id == i}) == 3 for i in task_ids)
