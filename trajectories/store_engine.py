@@ -204,21 +204,36 @@ def inflate(body: bytes, encoding: str) -> bytes:
         raise ValueError(f"the body is not {encoding}: {error}") from error
 
 
+# A client compresses each block of an insert by itself: what comes is any number of frames.
+
+
+def _frames(body: bytes, make: Callable[[], Any]) -> bytes:
+    """All frames of a body; ``make`` gives the decompressor of one."""
+    found = []
+    while body:
+        one = make()
+        found.append(one.decompress(body))
+        if not one.eof:
+            raise ValueError("it ends in the middle")
+        body = one.unused_data or b""
+    return b"".join(found)
+
+
 def _lz4(body: bytes) -> bytes:
     import lz4.frame
 
-    return bytes(lz4.frame.decompress(body))
+    return _frames(body, lz4.frame.LZ4FrameDecompressor)
 
 
 def _zstd(body: bytes) -> bytes:
     from backports import zstd
 
-    return bytes(zstd.decompress(body))
+    return _frames(body, zstd.ZstdDecompressor)
 
 
 _INFLATE: dict[str, Callable[[bytes], bytes]] = {
     "gzip": gzip.decompress,
-    "deflate": zlib.decompress,
+    "deflate": lambda body: _frames(body, zlib.decompressobj),
     "lz4": _lz4,
     "zstd": _zstd,
 }

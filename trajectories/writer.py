@@ -17,7 +17,7 @@ from google.protobuf.message import Message
 from opentelemetry import trace
 
 from rollstream.bus import Record
-from rollstream.errors import ContractError
+from rollstream.errors import ContractError, InfraError
 from rollstream.telemetry import extract
 from trajectories.chunks import Chunk
 from trajectories.rows import COLUMNS, Origin, Row, rows_of
@@ -66,6 +66,12 @@ class ChunkWriter:
             except ContractError as error:
                 broken.append((record, error))
                 continue
+            except (InfraError, OSError):
+                raise
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is the record's
+                # It would end this sink, and the next one, and so on.
+                broken.append((record, _bug(record, error)))
+                continue
             for table, row in rows:
                 tables[table].append(row)
         return Converted(tables=tables, broken=broken)
@@ -86,13 +92,26 @@ class ChunkWriter:
             # Asked for once; the client would ask before each insert.
             context = self._client.create_insert_context(table, column_names=COLUMNS[table])
             self._types[table] = context.column_types
-        self._client.insert(
+        summary = self._client.insert(
             table,
             rows,
             column_names=COLUMNS[table],
             column_types=self._types[table],
             settings={**_SETTINGS, "insert_deduplication_token": token},
         )
+        # Views that the table feeds count as well; what it knows by its token counts in full.
+        if summary.written_rows < len(rows):
+            raise InfraError(
+                f"the store took {summary.written_rows} of {len(rows)} rows for {table} ({token})",
+                hint="is a proxy between them that cuts what it forwards?",
+            )
+
+
+def _bug(record: Record, error: Exception) -> ContractError:
+    where = f"{record.topic}/{record.partition}/{record.offset}"
+    return ContractError(
+        f"no rows can be made of {where}: {error!r}", hint="a bug: please report it"
+    )
 
 
 def _origin(record: Record, log_id: str) -> Origin:

@@ -69,7 +69,7 @@ class StoreClient:
         column_names: Sequence[str],
         column_types: Sequence[Any],
         settings: Mapping[str, Any],
-    ) -> None:
+    ) -> SimpleNamespace:
         store = self._store
         assert tuple(column_names) == COLUMNS[table]
         self._may_fail()
@@ -81,6 +81,7 @@ class StoreClient:
                 store.tokens.add((table, token))
         store.loop.effect()
         self._may_fail()
+        return SimpleNamespace(written_rows=len(rows))
 
     def query(self, text: str, *, parameters: Mapping[str, Any]) -> Any:
         self._may_fail()

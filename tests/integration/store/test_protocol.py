@@ -85,6 +85,24 @@ def test_a_large_insert_is_one_block_and_says_how_many_rows(client: Any) -> None
     ]
 
 
+def test_an_insert_of_many_frames_is_stored_whole(client: Any) -> None:
+    client.command("CREATE TABLE t (a UInt32, s String) ENGINE = MergeTree ORDER BY a")
+    halves = [b"".join(b"%d,x\n" % i for i in half) for half in (range(500), range(500, 1000))]
+    for name, compress in COMPRESS.items():
+        client.command("TRUNCATE TABLE t")
+        # The client compresses each block by itself.
+        body = b"".join(map(compress, halves))
+        client.raw_insert("t", ["a", "s"], body, fmt="CSV", compression=name)
+        found = client.query("SELECT count(), min(a), max(a) FROM t").result_rows
+        assert found == [(1000, 0, 999)], name
+        with pytest.raises(DatabaseError, match="the body is not"):
+            client.raw_insert("t", ["a", "s"], body[:-9], fmt="CSV", compression=name)
+    rows = [[i, f"{i:050}"] for i in range(200_000)]
+    client.command("TRUNCATE TABLE t")
+    client.insert("t", rows, column_names=["a", "s"])
+    assert client.query("SELECT count() FROM t").result_rows == [(200_000,)]
+
+
 def test_a_setting_in_the_text_of_an_insert_counts(client: Any, shared_store: Config) -> None:
     client.command(
         "CREATE TABLE t (a Int32) ENGINE = MergeTree ORDER BY a"

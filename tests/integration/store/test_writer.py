@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from datetime import datetime
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,12 @@ import pytest
 
 from rollstream import codecs
 from rollstream.bus import Record
-from rollstream.topics import ALL, BY_NAME, REPLAY, REWARDS, TRAJECTORIES
+from rollstream.errors import InfraError
+from rollstream.topics import ALL, BY_NAME, REPLAY, REWARDS, TASKS_SHORT, TRAJECTORIES
 from rollstream.v1 import events_pb2
 from tests.golden.record import example
 from tests.property.test_pipeline import trajectory
+from trajectories import writer as writer_module
 from trajectories.chunks import Chunk, ChunkBuilder
 from trajectories.rows import COLUMNS
 from trajectories.writer import ChunkWriter
@@ -103,13 +106,14 @@ class Mortal:
         self.query = client.query
         self.create_insert_context = client.create_insert_context
 
-    def insert(self, *arguments: Any, **options: Any) -> None:
+    def insert(self, *arguments: Any, **options: Any) -> Any:
         self._left -= 1
         if not self._left and not self._after:
             raise Killed
-        self._client.insert(*arguments, **options)
+        summary = self._client.insert(*arguments, **options)
         if not self._left:
             raise Killed
+        return summary
 
 
 def live(client: Any, log: list[Record], size: int) -> None:
@@ -186,3 +190,45 @@ def group(number: int) -> events_pb2.TrainingGroup:
             for i, t in samples.items()
         ],
     )
+
+
+def test_a_record_that_no_rows_can_be_made_of_is_broken_and_the_rest_is_stored(
+    tables: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events = [record_of("tasks.short", n, example(TASKS_SHORT)) for n in range(3)]
+    chunk = Chunk(topic="tasks.short", partition=0, records=tuple(events))
+    real = writer_module.rows_of
+
+    def fails_once(event: Any, origin: Any) -> Any:
+        if origin.offset == 1:
+            raise KeyError("a bug")
+        return real(event, origin)
+
+    monkeypatch.setattr(writer_module, "rows_of", fails_once)
+    writer = ChunkWriter(tables, log="log")
+    converted = writer.convert(chunk, decode)
+    writer.write(chunk, converted)
+    ((record, error),) = converted.broken
+    assert (record.offset, "tasks.short/0/1" in str(error), "KeyError" in str(error)) == (
+        1,
+        True,
+        True,
+    )
+    assert writer.stored() == {("tasks.short", 0): 2}
+
+
+def test_rows_that_the_store_did_not_take_are_missed(
+    tables: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chunk = Chunk(
+        topic="tasks.short",
+        partition=0,
+        records=(record_of("tasks.short", 0, example(TASKS_SHORT)),),
+    )
+    writer = ChunkWriter(tables, log="log")
+    converted = writer.convert(chunk, decode)
+    monkeypatch.setattr(tables, "insert", lambda *_, **__: SimpleNamespace(written_rows=0))
+    with pytest.raises(InfraError, match="the store took 0 of 1 rows for tasks"):
+        writer.write(chunk, converted)
+    monkeypatch.undo()
+    assert writer.stored() == {}
