@@ -126,7 +126,7 @@ def _topics(client: Any, config: Config, *, settled: bool) -> Any:
 
 
 def _listens(servers: str) -> bool:
-    host, _, port = servers.split(",")[0].rpartition(":")
+    host, _, port = servers.split(",", maxsplit=1)[0].rpartition(":")
     with contextlib.suppress(OSError):
         socket.create_connection((host, int(port)), _PROBE_S).close()
         return True

@@ -1,4 +1,4 @@
-"""What the store says against itself beyond the books: staleness, lineages of steps, ids said twice.
+"""What the store says against itself beyond the books: staleness and lineages of steps.
 
 A finding is counted in the store, so that an audit holds a few examples and not the ids of a run.
 It is a ``problem`` when it contradicts a promise; otherwise it is there to be read.

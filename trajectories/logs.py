@@ -6,13 +6,14 @@ is read but offsets, so that the cost does not grow with the run.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
 
-from rollstream.bus.kafka import KafkaBus
+from rollstream.bus.kafka import KafkaBus, within_budget
 from rollstream.bus.security import client_settings
 from rollstream.config import Config
 from rollstream.topics import ALL
@@ -67,11 +68,10 @@ async def read_logs(config: Config) -> tuple[str, dict[At, tuple[int, int]]]:
     cluster = await bus.cluster_id()
     prefix = config.bus.topic_prefix
     names = {bus.full_name(topic): topic.name for topic in ALL}
+    parts = await within_budget(config.bus, "partitions", lambda: _partitions(config, names))
     consumer = AIOKafkaConsumer(**client_settings(config.bus))
     await consumer.start()
     try:
-        there = set(await consumer.topics()) & set(names)
-        parts = [TopicPartition(n, p) for n in there for p in _numbers(consumer, n)]
         low = await consumer.beginning_offsets(parts) if parts else {}
         end = await consumer.end_offsets(parts) if parts else {}
     finally:
@@ -80,8 +80,15 @@ async def read_logs(config: Config) -> tuple[str, dict[At, tuple[int, int]]]:
     return log, {(names[p.topic], p.partition): (low[p], end[p]) for p in parts}
 
 
-def _numbers(consumer: Any, name: str) -> Iterable[int]:
-    return sorted(consumer.partitions_for_topic(name) or ())
+async def _partitions(config: Config, names: Mapping[str, str]) -> list[TopicPartition]:
+    client = AIOKafkaAdminClient(**client_settings(config.bus))
+    await client.start()
+    try:
+        there = sorted(set(names) & set(await client.list_topics()))
+        described = await client.describe_topics(there) if there else []
+    finally:
+        await client.close()
+    return [TopicPartition(d["topic"], p["partition"]) for d in described for p in d["partitions"]]
 
 
 def read_stored(client: Any, log: str) -> dict[At, int]:
