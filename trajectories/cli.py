@@ -5,6 +5,7 @@ When the run's embedded store is not running, it is started for the question and
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import csv
 import json
@@ -14,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -64,12 +65,18 @@ def sql(
 
 
 def audit(
-    *, run: RunOption = "latest", as_json: Annotated[bool, typer.Option("--json")] = False
+    *,
+    run: RunOption = "latest",
+    as_json: Annotated[bool, typer.Option("--json")] = False,
+    settled: Annotated[
+        bool, typer.Option("--settled", help="What is not yet stored is a problem.")
+    ] = False,
 ) -> None:
     """Balance the books of a run. Exit status 0 only when they do."""
     from clickhouse_connect.driver.exceptions import ClickHouseError
 
     from trajectories.accounting import balance, read_ledger
+    from trajectories.findings import read_findings
     from trajectories.lengths import read_lengths
 
     config = run_config(run)
@@ -77,17 +84,53 @@ def audit(
         try:
             books = balance(read_ledger(client, config.run.id))
             lengths = read_lengths(client, config.run.id)
+            findings = read_findings(client, config)
+            topics = _topics(client, config, settled=settled)
         except ClickHouseError as error:
             raise SqlError(
                 f"the store of run {config.run.id!r} has no books: {_short(str(error))}",
                 hint="has the sink been running?",
             ) from None
+    said = [finding.words for finding in findings if finding.problem]
+    said += topics.problems if topics else []
+    # Asked to find the log settled, an audit that could not look at it cannot say yes.
+    said += ["topics were not compared: no broker"] if settled and not topics else []
+    books = replace(books, problems=(*books.problems, *said))
     if as_json:
         found = {**asdict(books), "balanced": books.balanced, "lengths": asdict(lengths)}
+        found["findings"] = [asdict(finding) for finding in findings]
+        found["topics"] = asdict(topics) if topics else None
         typer.echo(json.dumps(found))
     else:
+        lag = f"{sum(topics.lag.values())} offsets not yet stored" if topics else "not compared"
+        typer.echo(f"topics: {lag}")
         _show_books(books, lengths)
     raise typer.Exit(0 if books.balanced else 1)
+
+
+def _topics(client: Any, config: Config, *, settled: bool) -> Any:
+    """The topics against the store; None where no broker of this run answers."""
+    from trajectories.logs import compare, read_logs, read_stored
+
+    bus = config.bus.model_copy(update={"retry_budget_s": _ANSWER_S})
+    if not bus.bootstrap_servers:
+        return None
+    if bus.mode == "embedded" and not _listens(bus.bootstrap_servers):
+        return None
+    log, logs = asyncio.run(read_logs(config.model_copy(update={"bus": bus})))
+    stored = read_stored(client, log)
+    if bus.mode == "embedded" and not stored:
+        # The port may by now be another run's broker.
+        return None
+    return compare(log, logs, stored, settled=settled)
+
+
+def _listens(servers: str) -> bool:
+    host, _, port = servers.split(",", maxsplit=1)[0].rpartition(":")
+    with contextlib.suppress(OSError):
+        socket.create_connection((host, int(port)), _PROBE_S).close()
+        return True
+    return False
 
 
 class SqlError(RollstreamError):
