@@ -29,7 +29,7 @@ from tests.faults.strikes import BROKER, DISK, Kind
 
 RESULTS = Path(__file__).parents[2] / "bench" / "faults.json"
 # Who is stopped for longer than its session lasts wakes as one who has been replaced.
-PAUSED = ("rollouts", "processors", "sink", "trainer", BROKER)
+PAUSED = (*SERVICES, BROKER)
 # They share their partitions with whoever joins.
 JOINED = ("rollouts", "processors")
 _PER_RUN = 12
