@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter, defaultdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import xxhash
 
@@ -40,11 +41,7 @@ def on_commit(world: World, group: str, offsets: Offsets) -> None:
         t.rollout_id for t in events(world, TRAJECTORIES) if isinstance(t, events_pb2.Trajectory)
     }
     # One that was damaged when it was written was there.
-    finished |= {
-        events_pb2.Trajectory.FromString(value).rollout_id
-        for (name, _), value in world.broker.damaged.items()
-        if name == TRAJECTORIES.name
-    }
+    finished |= {t.rollout_id for t in damaged(world, TRAJECTORIES)}
     buried = {
         (x.topic, x.partition, x.offset)
         for x in events(world, DEAD_LETTERS)
@@ -64,6 +61,16 @@ def on_commit(world: World, group: str, offsets: Offsets) -> None:
                     f"{name}/{partition}: {record.offset} is committed and"
                     f" {len(wanted - finished)} of its rollouts are not on the log"
                 )
+
+
+def damaged(world: World, topic: Topic) -> list[Any]:
+    """The events that were changed on the disk, as they were written."""
+    found = []
+    for (name, _), value in world.broker.damaged.items():
+        # What was garbage before is none.
+        with contextlib.suppress(ContractError):
+            found += [codecs.decode(topic, value)] if name == topic.name else []
+    return found
 
 
 def events(world: World, topic: Topic) -> list[object]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from rollstream.bus import Record
 from rollstream.topics import REPLAY, TASKS_SHORT, TRAJECTORIES
+from tests.simulation.kernel import WORK_S
 
 if TYPE_CHECKING:
     from tests.simulation.world import Slot, World
@@ -89,6 +90,13 @@ async def _kill(world: World) -> None:
         slot.process.fuse = int(world.rng.expovariate(1 / world.rng.choice([1, 20, 200])))
 
 
+async def _cut(world: World) -> None:
+    """SIGKILL at one of the next things that it makes durable, before it is or after."""
+    slot = _running(world)
+    if slot is not None and slot.process is not None:
+        slot.process.cut = int(world.rng.expovariate(1 / world.rng.choice([1, 4, 15])))
+
+
 async def _pause(world: World) -> None:
     """SIGSTOP, and SIGCONT some time later."""
     slot = _running(world)
@@ -133,6 +141,30 @@ async def _store(world: World) -> None:
     world.outside.store.failing = 0.0
 
 
+async def _slow(world: World) -> None:
+    """Store and compute take their time."""
+    world.loop.work_s = world.rng.choice([0.5, 3.0])
+    world.tell(f"work takes up to {world.loop.work_s} s")
+    await asyncio.sleep(world.rng.uniform(0.5, _OUTAGE_S))
+    world.loop.work_s = WORK_S
+
+
+async def _full(world: World) -> None:
+    """The trainer's disk is full."""
+    world.tell("disk full")
+    world.outside.disk_full = True
+    await asyncio.sleep(world.rng.uniform(0.1, 5.0))
+    world.outside.disk_full = False
+
+
+async def _hang(world: World) -> None:
+    """Some calls to the engines hang, longer than a group waits."""
+    world.outside.engine_hanging = world.rng.choice([0.1, 0.4])
+    world.tell(f"engines hang: {world.outside.engine_hanging}")
+    await asyncio.sleep(world.rng.uniform(0.5, _OUTAGE_S))
+    world.outside.engine_hanging = 0.0
+
+
 async def _broker(world: World) -> None:
     """The broker does not answer; longer than anyone waits, at times."""
     seconds = world.rng.choice([1.0, 5.0, 25.0])
@@ -153,6 +185,7 @@ async def _loss(world: World) -> None:
 async def _clock(world: World) -> None:
     """The wall clock jumps, in either direction."""
     jump_s = world.rng.uniform(-_JUMP_S, _JUMP_S)
+    world.count("clock back" if jump_s < 0 else "clock forth")
     world.tell(f"clock jumps by {jump_s:.0f} s")
     world.loop.wall_offset_s += jump_s
 
@@ -203,10 +236,14 @@ async def _repeat(world: World) -> None:
 
 FAULTS: dict[str, Fault] = {
     "kill": _kill,
+    "cut": _cut,
     "pause": _pause,
     "stop": _stop,
     "join": _join,
     "store": _store,
+    "slow": _slow,
+    "full": _full,
+    "hang": _hang,
     "broker": _broker,
     "loss": _loss,
     "clock": _clock,
