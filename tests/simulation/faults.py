@@ -37,6 +37,8 @@ class Profile:
     slow: bool
     # Only these services are killed, paused and stopped; all if empty.
     targets: tuple[str, ...] = ()
+    # What differs of the configuration, as overrides.
+    settings: tuple[str, ...] = ()
 
     @classmethod
     def draw(cls, rng: random.Random) -> Profile:
@@ -48,10 +50,21 @@ class Profile:
             workers=rng.randint(1, 3),
             slow=rng.random() < 0.3,
             targets=(rng.choice(_TARGETS),) if rng.random() < 0.5 else (),
+            settings=_draw_settings(rng),
         )
 
 
-CALM = Profile(kinds={}, every_s=1.0, for_s=0.0, workers=2, slow=False)
+def _draw_settings(rng: random.Random) -> tuple[str, ...]:
+    """How far behind the trainer may be, what it does at once, and how the logs are cut."""
+    staleness = rng.choice([0, 1, 1, 2])
+    return (
+        f'trainer.stages=[{{kind="rl", steps={rng.randint(4, 6)},'
+        f" groups_per_step={rng.choice([2, 2, 3])}, max_staleness={staleness}}}]",
+        # Rarer, and every group would be too old before a version comes.
+        f"trainer.publish_every={rng.randint(1, staleness + 1)}",
+        f"bus.partitions={rng.choice([1, 2, 2, 3])}",
+        f"store.chunk_records={rng.choice([1, 4, 7])}",
+    )
 
 
 async def strike(world: World) -> None:

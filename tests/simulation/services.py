@@ -52,7 +52,7 @@ from rollstream.topics import TRAJECTORIES, Cleanup, Topic
 from rollstream.v1 import events_pb2
 from tests.simulation.kernel import Loop
 from tests.simulation.store import Store, StoreClient
-from trainer.buffer import staleness
+from trainer.buffer import live_samples
 from trainer.checkpoint import Checkpoint
 from trainer.learner import SequenceStats, StepResult
 from trainer.main import Trainer
@@ -231,6 +231,10 @@ class Learner:
         )
 
 
+def _age(group: events_pb2.TrainingGroup, version: int) -> int:
+    return version - min(sample.policy_version_min for sample in live_samples(group))
+
+
 class Session(TrainerSession):
     """The trainer's session without a model."""
 
@@ -247,7 +251,7 @@ class Session(TrainerSession):
 
     def step(self, stage: Any, groups: Any, *, wait_s: float = 0.0) -> Checkpoint | None:
         bound, version = stage.max_staleness, self.state.version
-        late = [g.group_id for g in groups if staleness(g, version) > bound]
+        late = [g.group_id for g in groups if _age(g, version) > bound]
         if late:
             self._outside.seen.append(f"step at version {version} trains on stale {late}")
         batch = (self.state.step + 1, tuple(g.group_id for g in groups))

@@ -34,7 +34,7 @@ from rollstream.lifecycle import Service, ServiceContext
 from rollstream.testing import MemoryBroker, MemoryBus, Network
 from rollstream.testing.memory_broker import Offsets
 from rollstream.topics import ALL
-from tests.simulation import checks, faults
+from tests.simulation import checks, derived, faults
 from tests.simulation.faults import Profile
 from tests.simulation.kernel import Loop, Process, Stuck, current, virtual_time
 from tests.simulation.services import (
@@ -58,10 +58,8 @@ _SETTINGS = (
     f'run.id="{RUN}"',
     'domains=[{name="a", environment="simulated", group_size=3, weight=2.0},'
     ' {name="b", environment="simulated", group_size=2, tier="long"}]',
-    'trainer.stages=[{kind="rl", steps=5, groups_per_step=2, max_staleness=1}]',
     "bus.mode=external",
     'bus.bootstrap_servers="simulated"',
-    "bus.partitions=2",
     "bus.session_timeout_s=6.0",
     "bus.request_timeout_s=2.0",
     "bus.retry_budget_s=20.0",
@@ -69,7 +67,6 @@ _SETTINGS = (
     "rollouts.max_tasks=4",
     "rollouts.max_rollouts=5",
     "rollouts.drain_s=3.0",
-    "store.chunk_records=4",
     "policy.max_length=64",
 )
 
@@ -203,6 +200,7 @@ class World:
     counts: dict[str, int] = field(default_factory=dict)
     record_digest: "hashlib._Hash" = field(default_factory=hashlib.sha256)  # noqa: UP037
     mended: bool = False
+    _offers: Any = None
     # What ``checks.events`` has decoded, by topic.
     decoded: dict[str, Any] = field(default_factory=dict)
 
@@ -272,6 +270,7 @@ class World:
     # -- the run
 
     async def run(self) -> None:
+        self._offers = derived.Offers(self)
         self.broker.on_append = self._appended
         self.broker.on_commit = partial(checks.on_commit, self)
         for topic in (*ALL, *INTERNAL):
@@ -301,6 +300,7 @@ class World:
             self.violated(f"no rest {_REST_S:.0f} s after the last fault: {left}")
 
     def _appended(self, name: str, record: Record) -> None:
+        self._offers.on_append(name, record)
         self.record_digest.update(f"{name}/{record.partition}".encode())
         # The run's folder has another name each time.
         self.record_digest.update(record.key + record.value.replace(bytes(self.folder), b"."))
@@ -342,6 +342,8 @@ def _run(seed: int, rng: random.Random, folder: Path, profile: Profile) -> tuple
         world.violations += [f"unhandled: {crash}" for crash in loop.crashes]
         if not world.violations:
             world.violations += checks.at_rest(world)
+        if not world.violations:
+            world.violations += derived.problems(world)
     world.count("requests overtaken", world.network.overtaken)
     world.count("batches repeated", world.broker.repeated)
     world.count("rebalances", sum(group.generation for group in world.broker.groups.values()))
@@ -361,7 +363,8 @@ def _run(seed: int, rng: random.Random, folder: Path, profile: Profile) -> tuple
 
 
 def _world(seed: int, rng: random.Random, folder: Path, profile: Profile) -> World:
-    config = load(overrides=(*_SETTINGS, f'run.dir="{folder}"', f"run.seed={seed}"), environ={})
+    own = (f'run.dir="{folder}"', f"run.seed={seed}", *profile.settings)
+    config = load(overrides=(*_SETTINGS, *own), environ={})
     loop = Loop(rng, max_steps=_MAX_STEPS)
     broker, network = Broker(loop, rng), SimulatedNetwork(rng)
     world = World(
