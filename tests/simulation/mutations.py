@@ -91,6 +91,15 @@ def _checkpoint(change: Callable[[Any, list[Any]], tuple[Any, list[Any]]]) -> Pl
     return lambda: mock.patch.object(CheckpointStore, "save", changed)
 
 
+def _events_are_not_saved() -> AbstractContextManager[object]:
+    save = CheckpointStore.save
+
+    def changed(self: Any, state: Any, *rest: Any) -> Any:
+        return replace(save(self, replace(state, events=[]), *rest), state=state)
+
+    return mock.patch.object(CheckpointStore, "save", changed)
+
+
 def _stale_is_trained() -> AbstractContextManager[object]:
     return mock.patch.object(GroupBuffer, "expire", lambda self, **_: [])
 
@@ -357,13 +366,12 @@ def _token_of_no_partition() -> AbstractContextManager[object]:
     return mock.patch.object(Chunk, "token", token)
 
 
-def _border_is_dropped() -> AbstractContextManager[object]:
-    """A record that begins a chunk while another is held is lost."""
+def _chunk_without_its_last() -> AbstractContextManager[object]:
+    """The record that makes a chunk complete closes it before it is in."""
     add = ChunkBuilder.add
 
     def lossy(self: Any, record: Any) -> Any:
-        crosses = self._held and record.offset // self.size != self._held[0].offset // self.size
-        return self.flush() if crosses else add(self, record)
+        return self.flush() if (record.offset + 1) % self.size == 0 else add(self, record)
 
     return mock.patch.object(ChunkBuilder, "add", lossy)
 
@@ -403,7 +411,7 @@ def _letters_make_no_room() -> AbstractContextManager[object]:
     return mock.patch.object(Progress, "on_dead_letter", lambda self, letter: None)
 
 
-ALL: tuple[Mutation, ...] = (
+FOUND: tuple[Mutation, ...] = (
     Mutation(name="commit_before_delivery", plant=_commit_before_delivery, finds="not on the log"),
     Mutation(name="watermark_skips", plant=_watermark_skips, finds="not on the log"),
     Mutation(name="watermark_one_too_far", plant=_watermark_one_too_far, finds="not on the log"),
@@ -415,16 +423,12 @@ ALL: tuple[Mutation, ...] = (
     Mutation(
         name="damaged_task_is_believed", plant=_damaged_task_is_believed, finds="no final version"
     ),
-    Mutation(
-        name="acknowledged_before_delivery", plant=_work_through("aet"), finds="no final version"
-    ),
     Mutation(name="tables_before_events", plant=_work_through("tea"), finds="no final version"),
     Mutation(name="groups_take_repeats", plant=_groups_take_repeats, finds="in flight"),
     Mutation(name="tables_not_read_back", plant=_tables_not_read_back, finds="in flight"),
     Mutation(name="missing_is_forgotten", plant=_close(_forget_missing), finds="not listed"),
     Mutation(name="closed_is_forgotten", plant=_closed_is_forgotten, finds="told twice"),
     Mutation(name="statistic_takes_repeats", plant=_statistic_takes_repeats, finds="statistic"),
-    Mutation(name="statistic_first", plant=_statistic_first, finds="statistic"),
     Mutation(
         name="checkpoint_without_buffer", plant=_checkpoint(lambda s, g: (s, [])), finds="in flight"
     ),
@@ -435,28 +439,35 @@ ALL: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="checkpoint_without_events",
-        plant=_checkpoint(lambda s, g: (replace(s, events=[]), g)),
+        plant=_events_are_not_saved,
         finds="in flight",
     ),
-    Mutation(name="told_before_saved", plant=_told_before_saved, finds="told twice"),
     Mutation(name="no_random_state", plant=_no_random_state, finds="uninterrupted"),
     Mutation(name="stale_is_trained", plant=_stale_is_trained, finds="stale"),
     Mutation(name="age_of_the_newest", plant=_age_of_the_newest, finds="stale"),
     Mutation(name="bound_one_too_wide", plant=_bound_one_too_wide, finds="stale"),
     Mutation(name="finished_is_forgotten", plant=_finished_is_forgotten, finds="two lineages"),
     Mutation(name="reads_on_one_too_far", plant=_reads_on_one_too_far, finds="in flight"),
-    Mutation(name="refused_before_saved", plant=_refused_before_saved, finds="dropped by the"),
     Mutation(name="sink_without_token", plant=_no_token, finds="stored twice"),
     Mutation(name="line_before_rows", plant=_line_before_rows, finds="not in the store"),
     Mutation(name="seeks_one_too_far", plant=_seeks_one_too_far, finds="never stored"),
     Mutation(name="token_of_no_partition", plant=_token_of_no_partition, finds="stored"),
-    Mutation(name="border_is_dropped", plant=_border_is_dropped, finds="never stored"),
-    Mutation(name="goes_on_after_the_last", plant=_goes_on_after_the_last, finds="passed over"),
+    Mutation(name="chunk_without_its_last", plant=_chunk_without_its_last, finds="is stored up to"),
     Mutation(
         name="other_ids_after_a_restart", plant=_other_ids_after_a_restart, finds="passed over"
     ),
     Mutation(name="one_step_too_many", plant=_one_step_too_many, finds="are usable"),
     Mutation(name="letters_make_no_room", plant=_letters_make_no_room, finds="no final version"),
 )
+# Not found in 60 seeds (docs/design/simulation.md says what nets them, or that nothing is known to).
+UNSEEN: tuple[Mutation, ...] = (
+    Mutation(
+        name="acknowledged_before_delivery", plant=_work_through("aet"), finds="no final version"
+    ),
+    Mutation(name="statistic_first", plant=_statistic_first, finds="statistic"),
+    Mutation(name="told_before_saved", plant=_told_before_saved, finds="told twice"),
+    Mutation(name="refused_before_saved", plant=_refused_before_saved, finds="dropped by the"),
+    Mutation(name="goes_on_after_the_last", plant=_goes_on_after_the_last, finds="passed over"),
+)
 
-MUTATIONS = {mutation.name: mutation for mutation in ALL}
+MUTATIONS = {mutation.name: mutation for mutation in FOUND + UNSEEN}

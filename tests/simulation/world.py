@@ -64,6 +64,7 @@ _SETTINGS = (
     "bus.request_timeout_s=2.0",
     "bus.retry_budget_s=20.0",
     "processors.group_deadline_s=15.0",
+    "processors.commit_interval_s=0.05",
     "rollouts.max_tasks=4",
     "rollouts.max_rollouts=5",
     "rollouts.drain_s=3.0",
@@ -160,7 +161,10 @@ class Broker(MemoryBroker):
             self.damaging = ""
             self.damaged[at] = record.value
             bits = bytearray(record.value)
-            bits[self._rng.randrange(len(bits))] ^= 1 << self._rng.randrange(8)
+            # In the id that names it, at times.
+            named = record.value.find(record.key) if self._rng.random() < 0.3 else -1
+            first, count = (named, len(record.key)) if named >= 0 else (0, len(bits))
+            bits[first + self._rng.randrange(count)] ^= 1 << self._rng.randrange(8)
             record = replace(record, value=bytes(bits))
         return super().append(name, partition, record)
 
