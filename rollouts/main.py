@@ -407,8 +407,8 @@ class Rollouts(Service):
             error,
             service=self.name,
             run_id=self.config.run.id,
-            # The key is left where the bytes tell nothing.
-            task_id=task.task_id or record.key.decode("utf-8", "replace"),
+            # The key first: bytes that were changed may name a task that there is not.
+            task_id=record.key.decode("utf-8", "replace") or task.task_id,
             samples=task.group_size if training else 0,
         )
         await send_dead_letter(producer, letter)

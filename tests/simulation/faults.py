@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from rollstream.bus import Record
 from rollstream.topics import REPLAY, TASKS_SHORT, TRAJECTORIES
+from tests.simulation.kernel import WORK_S
 
 if TYPE_CHECKING:
     from tests.simulation.world import Slot, World
@@ -22,6 +23,9 @@ Fault = Callable[["World"], Awaitable[None]]
 _PAUSE_S = 9.0
 _OUTAGE_S = 15.0
 _JUMP_S = 40.0
+# Cuts find most: what is lost or done twice is so between two things that are made durable.
+_CHANCE = {"cut": 0.8}
+_WEIGHT = {"cut": 3.0}
 _TARGETS = ("producers", "rollouts", "processors", "trainer", "sink")
 
 
@@ -36,21 +40,34 @@ class Profile:
     slow: bool
     # Only these services are killed, paused and stopped; all if empty.
     targets: tuple[str, ...] = ()
+    # What differs of the configuration, as overrides.
+    settings: tuple[str, ...] = ()
 
     @classmethod
     def draw(cls, rng: random.Random) -> Profile:
-        chosen = [kind for kind in FAULTS if rng.random() < 0.5] or ["kill"]
+        chosen = [kind for kind in FAULTS if rng.random() < _CHANCE.get(kind, 0.5)] or ["kill"]
         return cls(
-            kinds={kind: rng.uniform(0.2, 1.0) for kind in chosen},
+            kinds={kind: rng.uniform(0.2, 1.0) * _WEIGHT.get(kind, 1.0) for kind in chosen},
             every_s=rng.choice([0.5, 1.5, 4.0]),
             for_s=rng.uniform(5.0, 30.0),
             workers=rng.randint(1, 3),
             slow=rng.random() < 0.3,
-            targets=(rng.choice(_TARGETS),) if rng.random() < 0.5 else (),
+            targets=(rng.choice(_TARGETS),) if rng.random() < 0.6 else (),
+            settings=_draw_settings(rng),
         )
 
 
-CALM = Profile(kinds={}, every_s=1.0, for_s=0.0, workers=2, slow=False)
+def _draw_settings(rng: random.Random) -> tuple[str, ...]:
+    """How far behind the trainer may be, what it does at once, and how the logs are cut."""
+    staleness = rng.choice([0, 1, 1, 2])
+    return (
+        f'trainer.stages=[{{kind="rl", steps={rng.randint(4, 6)},'
+        f" groups_per_step={rng.choice([2, 2, 3])}, max_staleness={staleness}}}]",
+        # Rarer, and every group would be too old before a version comes.
+        f"trainer.publish_every={rng.randint(1, staleness + 1)}",
+        f"bus.partitions={rng.choice([1, 2, 2, 3])}",
+        f"store.chunk_records={rng.choice([1, 4, 7])}",
+    )
 
 
 async def strike(world: World) -> None:
@@ -87,6 +104,13 @@ async def _kill(world: World) -> None:
     slot = _running(world)
     if slot is not None and slot.process is not None:
         slot.process.fuse = int(world.rng.expovariate(1 / world.rng.choice([1, 20, 200])))
+
+
+async def _cut(world: World) -> None:
+    """SIGKILL at one of the next things that it makes durable, before it is or after."""
+    slot = _running(world)
+    if slot is not None and slot.process is not None:
+        slot.process.cut = int(world.rng.expovariate(1 / world.rng.choice([1, 4, 15])))
 
 
 async def _pause(world: World) -> None:
@@ -133,6 +157,30 @@ async def _store(world: World) -> None:
     world.outside.store.failing = 0.0
 
 
+async def _slow(world: World) -> None:
+    """Store and compute take their time."""
+    world.loop.work_s = world.rng.choice([0.5, 3.0])
+    world.tell(f"work takes up to {world.loop.work_s} s")
+    await asyncio.sleep(world.rng.uniform(0.5, _OUTAGE_S))
+    world.loop.work_s = WORK_S
+
+
+async def _full(world: World) -> None:
+    """The trainer's disk is full."""
+    world.tell("disk full")
+    world.outside.disk_full = True
+    await asyncio.sleep(world.rng.uniform(0.1, 5.0))
+    world.outside.disk_full = False
+
+
+async def _hang(world: World) -> None:
+    """Some calls to the engines hang, longer than a group waits."""
+    world.outside.engine_hanging = world.rng.choice([0.1, 0.4])
+    world.tell(f"engines hang: {world.outside.engine_hanging}")
+    await asyncio.sleep(world.rng.uniform(0.5, _OUTAGE_S))
+    world.outside.engine_hanging = 0.0
+
+
 async def _broker(world: World) -> None:
     """The broker does not answer; longer than anyone waits, at times."""
     seconds = world.rng.choice([1.0, 5.0, 25.0])
@@ -153,6 +201,7 @@ async def _loss(world: World) -> None:
 async def _clock(world: World) -> None:
     """The wall clock jumps, in either direction."""
     jump_s = world.rng.uniform(-_JUMP_S, _JUMP_S)
+    world.count("clock back" if jump_s < 0 else "clock forth")
     world.tell(f"clock jumps by {jump_s:.0f} s")
     world.loop.wall_offset_s += jump_s
 
@@ -203,10 +252,14 @@ async def _repeat(world: World) -> None:
 
 FAULTS: dict[str, Fault] = {
     "kill": _kill,
+    "cut": _cut,
     "pause": _pause,
     "stop": _stop,
     "join": _join,
     "store": _store,
+    "slow": _slow,
+    "full": _full,
+    "hang": _hang,
     "broker": _broker,
     "loss": _loss,
     "clock": _clock,

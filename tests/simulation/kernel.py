@@ -28,8 +28,8 @@ from unittest import mock
 
 # When the wall clock begins: 2027-01-15 08:00 UTC.
 _EPOCH_S = 1_800_000_000.0
-# Longest that work in a thread takes.
-_WORK_S = 0.02
+# Longest that work in a thread takes, unless something slows it.
+WORK_S = 0.02
 
 _COLLECT_EVERY = 25
 
@@ -46,13 +46,16 @@ class Stuck(Exception):
 
 
 class Process:
-    """One operating-system process. ``fuse``: it dies after so many more steps or effects."""
+    """One operating-system process. ``fuse``: it dies after so many more steps or effects; ``cut``: after so many
+    more effects, whatever is between them.
+    """
 
     def __init__(self, loop: Loop, name: str) -> None:
         self.name = name
         self.alive = True
         self.paused = False
         self.fuse: int | None = None
+        self.cut: int | None = None
         self.steps = 0
         self.ready: deque[asyncio.Handle] = deque()
         self.died: asyncio.Future[None] = loop.create_future()
@@ -63,6 +66,11 @@ class Process:
 
     def __repr__(self) -> str:
         return f"<{self.name}>"
+
+
+def current() -> Process | None:
+    """Whose step this is; None: the world's."""
+    return _current.get()
 
 
 class Task(asyncio.Task[Any]):
@@ -80,13 +88,16 @@ class Task(asyncio.Task[Any]):
 
 
 class Loop(asyncio.BaseEventLoop):
-    """The loop. ``wall_offset_s``: by how much the wall clock is off; it may jump."""
+    """The loop. ``wall_offset_s``: by how much the wall clock is off; it may jump. ``work_s``: longest that work in a
+    thread takes.
+    """
 
     def __init__(self, rng: random.Random, *, max_steps: int) -> None:
         super().__init__()
         self.rng = rng
         self.now = 0.0
         self.wall_offset_s = 0.0
+        self.work_s = WORK_S
         self.steps = 0
         self.effects = 0
         self.crashes: list[str] = []
@@ -135,10 +146,17 @@ class Loop(asyncio.BaseEventLoop):
         Raises:
             Killed: it does.
         """
-        self.effects += 1
         process = _current.get()
-        if process is not None and self._burns(process):
+        if process is not None and (self.cuts(process) or self._burns(process)):
             raise Killed
+
+    def cuts(self, process: Process) -> bool:
+        """Something of this process becomes durable: whether it dies of it, which is the caller's to see to."""
+        self.effects += 1
+        if process.cut is None or not process.alive:
+            return False
+        process.cut -= 1
+        return process.cut < 0
 
     def _burns(self, process: Process) -> bool:
         if process.fuse is None:
@@ -201,7 +219,7 @@ class Loop(asyncio.BaseEventLoop):
                 if not done.done():
                     done.set_result(result)
 
-        self.call_later(self.rng.uniform(0.0, _WORK_S), work)
+        self.call_later(self.rng.uniform(0.0, self.work_s), work)
         return done
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:

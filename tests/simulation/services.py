@@ -15,6 +15,7 @@ assignment, and commits of what was acknowledged.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import struct
 import time
@@ -51,7 +52,7 @@ from rollstream.topics import TRAJECTORIES, Cleanup, Topic
 from rollstream.v1 import events_pb2
 from tests.simulation.kernel import Loop
 from tests.simulation.store import Store, StoreClient
-from trainer.buffer import staleness
+from trainer.buffer import live_samples
 from trainer.checkpoint import Checkpoint
 from trainer.learner import SequenceStats, StepResult
 from trainer.main import Trainer
@@ -72,6 +73,8 @@ CHANGELOGS = tuple(
 )
 INTERNAL = (TICKS, *CHANGELOGS)
 _TICK = struct.Struct("<d")
+# On either side of a group's deadline.
+_HANG_S = (5.0, 40.0)
 
 
 @dataclass(slots=True)
@@ -84,6 +87,9 @@ class Outside:
     # Share of the generations that fail, and of those that break the engine.
     engine_failing: float = 0.0
     engine_breaking: float = 0.0
+    # Share of those that take ``_HANG_S`` longer.
+    engine_hanging: float = 0.0
+    disk_full: bool = False
     generate_s: tuple[float, float] = (0.05, 1.0)
     # Violations that are seen when they happen.
     seen: list[str] = field(default_factory=list)
@@ -137,6 +143,8 @@ class Engine(InferenceEngine):
         draw = rng.random()
         begun = self._version
         await asyncio.sleep(rng.uniform(*outside.generate_s))
+        if rng.random() < outside.engine_hanging:
+            await asyncio.sleep(rng.uniform(*_HANG_S))
         if draw < outside.engine_breaking:
             raise EngineBrokenError("the engine is broken")
         if draw < outside.engine_breaking + outside.engine_failing:
@@ -223,6 +231,10 @@ class Learner:
         )
 
 
+def _age(group: events_pb2.TrainingGroup, version: int) -> int:
+    return version - min(sample.policy_version_min for sample in live_samples(group))
+
+
 class Session(TrainerSession):
     """The trainer's session without a model."""
 
@@ -239,7 +251,7 @@ class Session(TrainerSession):
 
     def step(self, stage: Any, groups: Any, *, wait_s: float = 0.0) -> Checkpoint | None:
         bound, version = stage.max_staleness, self.state.version
-        late = [g.group_id for g in groups if staleness(g, version) > bound]
+        late = [g.group_id for g in groups if _age(g, version) > bound]
         if late:
             self._outside.seen.append(f"step at version {version} trains on stale {late}")
         batch = (self.state.step + 1, tuple(g.group_id for g in groups))
@@ -343,7 +355,8 @@ class SimulatedProcessors(Service):
     async def run(self) -> None:
         await self.producer.start()
         await self.consumer.start()
-        committed = ticked = time.monotonic()
+        committing = asyncio.create_task(self._commit(), name="commit")
+        ticked = time.monotonic()
         while not self.context.stopping.is_set():
             records = await self.consumer.poll(max_records=16, timeout_s=0.5)
             generation = self.consumer.generation
@@ -353,14 +366,20 @@ class SimulatedProcessors(Service):
             if records and generation == self._generation:
                 await _Batch(self).work_through(records)
             now = time.monotonic()
-            if now - committed >= self.config.processors.commit_interval_s:
-                await self.consumer.commit()
-                committed = now
             if now - ticked >= 1.0:
                 await self._tick()
                 ticked = now
+        committing.cancel()
+        await asyncio.gather(committing, return_exceptions=True)
         await self.consumer.stop()
         await self.producer.stop()
+
+    async def _commit(self) -> None:
+        """What was acknowledged, at any time, as Faust does it: also in the middle of a batch."""
+        while True:
+            await asyncio.sleep(self.config.processors.commit_interval_s)
+            with contextlib.suppress(InfraError):
+                await self.consumer.commit()
 
     async def _recover(self) -> None:
         """The tables of the partitions that this worker has now, from their changelogs."""

@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import hashlib
 import logging
 import random
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from unittest import mock
 
 import structlog
@@ -31,10 +32,11 @@ from rollstream.config import Config, load
 from rollstream.errors import RollstreamError
 from rollstream.lifecycle import Service, ServiceContext
 from rollstream.testing import MemoryBroker, MemoryBus, Network
+from rollstream.testing.memory_broker import Offsets
 from rollstream.topics import ALL
-from tests.simulation import checks, faults
+from tests.simulation import checks, derived, faults
 from tests.simulation.faults import Profile
-from tests.simulation.kernel import Loop, Process, Stuck, virtual_time
+from tests.simulation.kernel import Loop, Process, Stuck, current, virtual_time
 from tests.simulation.services import (
     INTERNAL,
     Outside,
@@ -45,6 +47,7 @@ from tests.simulation.services import (
 )
 from tests.simulation.store import Store
 
+T = TypeVar("T")
 RUN = "simulated"
 _MAX_STEPS = 2_000_000
 # After the faults: five group deadlines and session timeouts, and the store's retries.
@@ -55,18 +58,16 @@ _SETTINGS = (
     f'run.id="{RUN}"',
     'domains=[{name="a", environment="simulated", group_size=3, weight=2.0},'
     ' {name="b", environment="simulated", group_size=2, tier="long"}]',
-    'trainer.stages=[{kind="rl", steps=5, groups_per_step=2, max_staleness=1}]',
     "bus.mode=external",
     'bus.bootstrap_servers="simulated"',
-    "bus.partitions=2",
     "bus.session_timeout_s=6.0",
     "bus.request_timeout_s=2.0",
     "bus.retry_budget_s=20.0",
     "processors.group_deadline_s=15.0",
+    "processors.commit_interval_s=0.05",
     "rollouts.max_tasks=4",
     "rollouts.max_rollouts=5",
     "rollouts.drain_s=3.0",
-    "store.chunk_records=4",
     "policy.max_length=64",
 )
 
@@ -92,9 +93,15 @@ class SimulatedNetwork(Network):
         self.losing = 0.0
         self.down = False
         self.slow_s = 0.01
+        self.overtaken = 0
+        self._last_arrival = 0.0
 
     def request_s(self, client: str) -> float | None:
-        return self._way()
+        if (takes := self._way()) is not None:
+            arrival = asyncio.get_running_loop().time() + takes
+            self.overtaken += arrival < self._last_arrival
+            self._last_arrival = max(self._last_arrival, arrival)
+        return takes
 
     def response_s(self, client: str) -> float | None:
         return self._way()
@@ -108,15 +115,45 @@ class SimulatedNetwork(Network):
         return self._rng.uniform(0.0005, self.slow_s)
 
 
-class Disk(MemoryBroker):
-    """A broker whose disk may change a bit. ``damaging``: the topic whose next record it hits."""
+class Broker(MemoryBroker):
+    """A broker that knows whose process asks, which may die of what it asked for, before it is done or after; and whose
+    disk may change a bit. ``damaging``: the topic whose next record it hits.
+    """
 
-    def __init__(self, rng: random.Random) -> None:
+    def __init__(self, loop: Loop, rng: random.Random) -> None:
         super().__init__(cluster_id="simulated")
         self.damaging = ""
         # What they were, by topic and key.
         self.damaged: dict[tuple[str, bytes], bytes] = {}
+        self.repeated = 0
+        self._loop = loop
         self._rng = rng
+        self._owners: dict[str, Process] = {}
+
+    def new_client(self, client_id: str) -> str:
+        client = super().new_client(client_id)
+        if (process := current()) is not None:
+            self._owners[client] = process
+        return client
+
+    def produce(
+        self, producer: str, name: str, partition: int, first: int, records: Sequence[Record]
+    ) -> None:
+        self.repeated += self._sequences.get((producer, name, partition), 0) > first
+        self._cut(producer, partial(super().produce, producer, name, partition, first, records))
+
+    def commit(self, group_id: str, member: str, generation: int, offsets: Offsets) -> bool:
+        done = self._cut(member, partial(super().commit, group_id, member, generation, offsets))
+        return bool(done)
+
+    def _cut(self, client: str, work: Callable[[], T]) -> T | None:
+        """Do ``work``; or lose it together with the process that asked for it."""
+        process = self._owners.get(client)
+        if process is None or not self._loop.cuts(process):
+            return work()
+        done = work() if self._rng.random() < 0.5 else None
+        self._loop.kill(process)
+        return done
 
     def append(self, name: str, partition: int, record: Record) -> Record:
         at = (name, record.key)
@@ -124,7 +161,10 @@ class Disk(MemoryBroker):
             self.damaging = ""
             self.damaged[at] = record.value
             bits = bytearray(record.value)
-            bits[self._rng.randrange(len(bits))] ^= 1 << self._rng.randrange(8)
+            # In the id that names it, at times.
+            named = record.value.find(record.key) if self._rng.random() < 0.3 else -1
+            first, count = (named, len(record.key)) if named >= 0 else (0, len(bits))
+            bits[first + self._rng.randrange(count)] ^= 1 << self._rng.randrange(8)
             record = replace(record, value=bytes(bits))
         return super().append(name, partition, record)
 
@@ -155,7 +195,7 @@ class World:
     rng: random.Random
     profile: Profile
     config: Config
-    broker: Disk
+    broker: Broker
     network: SimulatedNetwork
     outside: Outside
     slots: dict[str, Slot] = field(default_factory=dict)
@@ -164,6 +204,7 @@ class World:
     counts: dict[str, int] = field(default_factory=dict)
     record_digest: "hashlib._Hash" = field(default_factory=hashlib.sha256)  # noqa: UP037
     mended: bool = False
+    _offers: Any = None
     # What ``checks.events`` has decoded, by topic.
     decoded: dict[str, Any] = field(default_factory=dict)
 
@@ -175,8 +216,8 @@ class World:
         self.violations.append(what)
         self.tell(f"VIOLATION {what}")
 
-    def count(self, what: str) -> None:
-        self.counts[what] = self.counts.get(what, 0) + 1
+    def count(self, what: str, times: int = 1) -> None:
+        self.counts[what] = self.counts.get(what, 0) + times
 
     # -- slots
 
@@ -208,7 +249,7 @@ class World:
             slot.lives += 1
             process = slot.process = self.loop.process(f"{slot.name}.{slot.lives}")
             context = slot.context = ServiceContext(config=slot.config, connect=self.bus)
-            service = slot.service = slot.make(context)
+            service = slot.service = process.context.run(slot.make, context)
             life = self.loop.create_task(service.run(), context=process.context)
             await asyncio.wait({life, process.died}, return_when=asyncio.FIRST_COMPLETED)
             if life.done():
@@ -233,6 +274,7 @@ class World:
     # -- the run
 
     async def run(self) -> None:
+        self._offers = derived.Offers(self)
         self.broker.on_append = self._appended
         self.broker.on_commit = partial(checks.on_commit, self)
         for topic in (*ALL, *INTERNAL):
@@ -262,6 +304,7 @@ class World:
             self.violated(f"no rest {_REST_S:.0f} s after the last fault: {left}")
 
     def _appended(self, name: str, record: Record) -> None:
+        self._offers.on_append(name, record)
         self.record_digest.update(f"{name}/{record.partition}".encode())
         # The run's folder has another name each time.
         self.record_digest.update(record.key + record.value.replace(bytes(self.folder), b"."))
@@ -294,7 +337,7 @@ def simulate(seed: int, *, profile: Profile | None = None) -> Report:
 def _run(seed: int, rng: random.Random, folder: Path, profile: Profile) -> tuple[Report, Loop]:
     world = _world(seed, rng, folder, profile)
     loop = world.loop
-    with virtual_time(loop), mock.patch("trainer.checkpoint._sync", _synced(loop)):
+    with virtual_time(loop), mock.patch("trainer.checkpoint._sync", _synced(world)):
         try:
             loop.run_until_complete(world.run())
         except Stuck as stuck:
@@ -303,6 +346,14 @@ def _run(seed: int, rng: random.Random, folder: Path, profile: Profile) -> tuple
         world.violations += [f"unhandled: {crash}" for crash in loop.crashes]
         if not world.violations:
             world.violations += checks.at_rest(world)
+        if not world.violations:
+            world.violations += derived.problems(world)
+    world.count("requests overtaken", world.network.overtaken)
+    world.count("batches repeated", world.broker.repeated)
+    world.count("rebalances", sum(group.generation for group in world.broker.groups.values()))
+    for slot in world.slots.values():
+        world.count(f"restarts of {slot.name.split('-')[0]}", slot.lives - 1)
+        world.count("second workers", slot.name.endswith("-1"))
     report = Report(
         seed=seed,
         violations=tuple(world.violations),
@@ -316,9 +367,10 @@ def _run(seed: int, rng: random.Random, folder: Path, profile: Profile) -> tuple
 
 
 def _world(seed: int, rng: random.Random, folder: Path, profile: Profile) -> World:
-    config = load(overrides=(*_SETTINGS, f'run.dir="{folder}"', f"run.seed={seed}"), environ={})
+    own = (f'run.dir="{folder}"', f"run.seed={seed}", *profile.settings)
+    config = load(overrides=(*_SETTINGS, *own), environ={})
     loop = Loop(rng, max_steps=_MAX_STEPS)
-    broker, network = Disk(rng), SimulatedNetwork(rng)
+    broker, network = Broker(loop, rng), SimulatedNetwork(rng)
     world = World(
         seed=seed,
         folder=folder,
@@ -334,9 +386,15 @@ def _world(seed: int, rng: random.Random, folder: Path, profile: Profile) -> Wor
     return world
 
 
-def _synced(loop: Loop) -> Callable[[Path], None]:
-    """In place of fsync: the disk is memory, but a process may die at each."""
-    return lambda path: loop.effect()
+def _synced(world: World) -> Callable[[Path], None]:
+    """In place of fsync: the disk is memory, but it may be full, and a process may die at each."""
+
+    def sync(path: Path) -> None:
+        world.loop.effect()
+        if world.outside.disk_full:
+            raise OSError(errno.ENOSPC, "the disk is full", str(path))
+
+    return sync
 
 
 @contextlib.contextmanager
