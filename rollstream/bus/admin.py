@@ -1,4 +1,7 @@
-"""Topic administration: what ``rollstream.topics`` lists is made on the broker, and verified."""
+"""Topic administration: what ``rollstream.topics`` lists is made on the broker, and verified.
+
+aiokafka's admin client asks a broker at random, also one that is down: callers try again.
+"""
 
 from __future__ import annotations
 

@@ -399,7 +399,9 @@ class KafkaBus(Bus):
         return await within_budget(self.config.bus, "topics", lambda: admin.ensure(self, topics))
 
     async def partitions(self, topic: Topic) -> int:
-        return await admin.partition_count(self, topic)
+        return await within_budget(
+            self.config.bus, "partitions", lambda: admin.partition_count(self, topic)
+        )
 
     async def end_offsets(self, topic: Topic) -> Mapping[int, int]:
         client = AIOKafkaConsumer(**client_settings(self.config.bus))
@@ -407,7 +409,9 @@ class KafkaBus(Bus):
             await within_budget(self.config.bus, "end offsets", client.start)
             count = await self.partitions(topic)
             asked = [TopicPartition(self.full_name(topic), p) for p in range(count)]
-            ends = await client.end_offsets(asked)
+            ends = await within_budget(
+                self.config.bus, "end offsets", lambda: client.end_offsets(asked)
+            )
             return {partition.partition: end for partition, end in ends.items()}
         finally:
             await client.stop()

@@ -99,7 +99,7 @@ def test_the_run_fits_the_code_and_the_services(services: dict[str, Any]) -> Non
 
 
 def test_kafka_and_clickhouse_are_those_of_the_embedded_run(services: dict[str, Any]) -> None:
-    assert services["kafka"]["image"] == f"apache/kafka:{KAFKA.rpartition(':')[2]}"
+    assert services["kafka"]["image"] == f"apache/kafka:{KAFKA[0].rpartition(':')[2]}"
     image, _, tag = services["clickhouse"]["image"].partition(":")
     assert image == "clickhouse/clickhouse-server"
     assert version("chdb-core").startswith(f"{tag}.")

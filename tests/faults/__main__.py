@@ -25,7 +25,7 @@ from rich.table import Table
 
 from rollstream.supervisor.services import SERVICES
 from tests.faults.campaign import Outcome, campaign, config_of
-from tests.faults.strikes import BROKER, DISK, Kind
+from tests.faults.strikes import BROKER, BROKER_OF_THREE, BROKERS, DISK, Kind
 
 RESULTS = Path(__file__).parents[2] / "bench" / "faults.json"
 # Who is stopped for longer than its session lasts wakes as one who has been replaced.
@@ -46,7 +46,7 @@ def main() -> int:
     arguments = parser.parse_args()
     # So that what was mounted and started goes as well.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    only = arguments.only.split(",") if arguments.only else [*SERVICES, BROKER, DISK]
+    only = arguments.only.split(",") if arguments.only else [*SERVICES, *BROKERS, DISK]
     plan = list(_plan(only, kills=arguments.kills, others=arguments.others))
     figures: dict[str, dict[str, object]] = {}
     sound = True
@@ -62,7 +62,7 @@ def main() -> int:
 
 def _plan(only: list[str], *, kills: int, others: int) -> Iterator[tuple[str, Kind, int]]:
     """(target, fault, how often)."""
-    killed = [target for target in (*SERVICES, BROKER) if target in only]
+    killed = [target for target in (*SERVICES, *BROKERS) if target in only]
     if kills and killed:
         each = math.ceil(kills / len(killed))
         yield from ((target, Kind.KILL, each) for target in killed)
@@ -93,13 +93,18 @@ def _outcomes(target: str, kind: Kind, count: int, *, seed: int) -> Iterator[Out
     done = 0
     while done < count:
         with _run_folder(kind) as folder:
-            config = config_of(folder, seed=seed)
+            config = config_of(folder, seed=seed, overrides=_settings(target))
             outcome = asyncio.run(
                 campaign(config, targets=[target], strikes=min(count - done, _PER_RUN), kind=kind)
             )
         yield outcome
         done += outcome.strikes
         seed += 1
+
+
+def _settings(target: str) -> tuple[str, ...]:
+    three = ("bus.brokers=3", "bus.replication=3")
+    return three if target == BROKER_OF_THREE else ()
 
 
 def _figure(outcomes: list[Outcome]) -> dict[str, object]:

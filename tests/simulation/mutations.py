@@ -44,11 +44,12 @@ Plant = Callable[[], AbstractContextManager[object]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mutation:
-    """``finds``: a part of what is said of it."""
+    """``finds``: a part of what is said of it; ``first``: the seed to look from, for the rare."""
 
     name: str
     plant: Plant
     finds: str
+    first: int = 0
 
 
 def _commit_before_delivery() -> AbstractContextManager[object]:
@@ -430,7 +431,10 @@ FOUND: tuple[Mutation, ...] = (
     Mutation(name="closed_is_forgotten", plant=_closed_is_forgotten, finds="told twice"),
     Mutation(name="statistic_takes_repeats", plant=_statistic_takes_repeats, finds="statistic"),
     Mutation(
-        name="checkpoint_without_buffer", plant=_checkpoint(lambda s, g: (s, [])), finds="in flight"
+        name="checkpoint_without_buffer",
+        plant=_checkpoint(lambda s, g: (s, [])),
+        finds="in flight",
+        first=200,
     ),
     Mutation(
         name="checkpoint_without_offsets_and_ids",
@@ -441,12 +445,15 @@ FOUND: tuple[Mutation, ...] = (
         name="checkpoint_without_events",
         plant=_events_are_not_saved,
         finds="in flight",
+        first=400,
     ),
     Mutation(name="no_random_state", plant=_no_random_state, finds="uninterrupted"),
     Mutation(name="stale_is_trained", plant=_stale_is_trained, finds="stale"),
     Mutation(name="age_of_the_newest", plant=_age_of_the_newest, finds="stale"),
     Mutation(name="bound_one_too_wide", plant=_bound_one_too_wide, finds="stale"),
-    Mutation(name="finished_is_forgotten", plant=_finished_is_forgotten, finds="two lineages"),
+    Mutation(
+        name="finished_is_forgotten", plant=_finished_is_forgotten, finds="two lineages", first=100
+    ),
     Mutation(name="reads_on_one_too_far", plant=_reads_on_one_too_far, finds="in flight"),
     Mutation(name="sink_without_token", plant=_no_token, finds="stored twice"),
     Mutation(name="line_before_rows", plant=_line_before_rows, finds="not in the store"),

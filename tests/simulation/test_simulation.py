@@ -6,12 +6,13 @@ import os
 import subprocess
 import sys
 import tomllib
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.simulation.mutations import FOUND
+from tests.simulation.mutations import FOUND, Mutation
 
 _REGRESSIONS = tomllib.loads((Path(__file__).parent / "regressions.toml").read_text("utf-8"))
 _ELSEWHERE = {fault["mutation"] for fault in _REGRESSIONS["fault"]}
@@ -34,11 +35,13 @@ def test_a_seed_gives_the_same_log_again() -> None:
     assert first.stdout == second.stdout
 
 
-@pytest.mark.parametrize("name", [m.name for m in FOUND if m.name not in _ELSEWHERE])
-def test_planted_bugs_are_found(name: str) -> None:
-    done = _run("--seeds", "40", "--mutation", name)
+@pytest.mark.parametrize(
+    "bug", [m for m in FOUND if m.name not in _ELSEWHERE], ids=attrgetter("name")
+)
+def test_planted_bugs_are_found(bug: Mutation) -> None:
+    done = _run("--first", str(bug.first), "--seeds", "40", "--mutation", bug.name)
     assert done.returncode == 1, done.stdout + done.stderr
-    assert f"{name}: seed " in done.stdout
+    assert f"{bug.name}: seed " in done.stdout
 
 
 @pytest.mark.parametrize("fault", _REGRESSIONS["fault"], ids=lambda fault: fault["mutation"])
